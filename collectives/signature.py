@@ -1,0 +1,56 @@
+"""What the two ends of an exchange must agree on.
+
+The signature of an exchange never travels: 20 bits of its digest are part of every message's tag,
+so that a message of another exchange cannot match (missed with p = 2**-20 per wrong message). The
+simulator compares signatures themselves and says in words what differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+__all__ = ["PHASES", "Signature"]
+
+PHASES = ("forward", "backward", "double backward", "tangent")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One exchange on one rank.
+
+    Args:
+        op: The operation with its arguments, such as ``shift(offset=1, axis='ring')``.
+        name: Of the Exchange.
+        topology: Its repr.
+        phase: One of :data:`PHASES`.
+        grad: "grad" or "no_grad": the grad mode of the forward call.
+        step: As told by ``mark_step``.
+        tensors: What leaves and arrives, lane by lane, in words.
+        sequence: Number of the exchange on this group; the backward keeps its forward's.
+        where: ``file:line`` of the caller, when known.
+    """
+
+    op: str
+    name: str
+    topology: str
+    phase: str
+    grad: str
+    step: tuple[int, ...]
+    tensors: str
+    sequence: int
+    where: str = ""
+
+    def __str__(self) -> str:
+        """Return one line for error texts."""
+        label = f"{self.op} of {self.name!r}" if self.name else self.op
+        step = f", step {'/'.join(map(str, self.step))}" if self.step else ""
+        where = f", {self.where}" if self.where else ""
+        return f"exchange #{self.sequence} {label} ({self.phase}, {self.grad}{step}, {self.tensors}{where})"
+
+    def differences(self, other: Signature) -> list[str]:
+        """Return, field by field, what differs between this exchange and ``other``."""
+        return [
+            f"{field.name}: {getattr(self, field.name)} / {getattr(other, field.name)}"
+            for field in fields(self)
+            if field.name != "where" and getattr(self, field.name) != getattr(other, field.name)
+        ]
