@@ -257,38 +257,6 @@ def test_an_axis_is_found_by_name_by_index_and_alone_without_either() -> None:
     assert Ring(3).axis_index(None) == Ring(3).axis_index("ring") == Ring(3).axis_index(0) == 0
 
 
-def balanced_by_force(size: int, ndim: int) -> tuple[int, ...]:
-    """The best of every way to choose ``ndim`` extents, good or bad."""
-    every = itertools.product(range(1, size + 1), repeat=ndim - 1)
-    shapes = {
-        tuple(sorted((*some, size // math.prod(some)), reverse=True))
-        for some in every
-        if size % math.prod(some) == 0
-    }
-    closest = min(shape[0] - shape[-1] for shape in shapes)
-    return min(shape for shape in shapes if shape[0] - shape[-1] == closest)
-
-
-@pytest.mark.parametrize(("ndim", "largest"), [(1, LARGEST), (2, LARGEST), (3, LARGEST), (4, 24)])
-def test_balanced_finds_the_closest_extents_of_all(ndim: int, largest: int) -> None:
-    for size in range(1, largest + 1):
-        assert Mesh.balanced(size, ndim).shape == balanced_by_force(size, ndim)
-
-
-def test_balanced_agrees_with_the_examples_of_the_mpi_standard() -> None:
-    assert Mesh.balanced(6, 2).shape == (3, 2)
-    assert Mesh.balanced(7, 2).shape == (7, 1)
-
-
-def test_balanced_looks_at_both_ends_of_the_shape_not_only_at_the_largest_extent() -> None:
-    assert Mesh.balanced(4620, 3).shape == (22, 15, 14)  # and not (21, 20, 11)
-
-
-def test_balanced_names_and_closes_axes_as_the_class_does() -> None:
-    mesh = Mesh.balanced(12, 2, axes=("y", "x"), periodic={"x": True})
-    assert mesh == Mesh((4, 3), axes=("y", "x"), periodic=(False, True))
-
-
 def test_numpys_integers_and_strings_are_kept_as_plain_ones() -> None:
     mesh = Mesh(np.array([2, 3]).tolist(), axes=[np.str_("y"), np.str_("x")])
     assert Mesh([np.int32(2), np.int64(3)], axes=("y", "x")) == mesh
