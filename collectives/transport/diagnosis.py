@@ -74,7 +74,11 @@ def explain_stall(
             for it in stuck
         ],
         [f"rank {rank} ended ({it})" for rank, it in enumerate(progress) if it.ended],
-        [str(it) for it in posted if it.signature is None and waiting.get(it.rank) is not it],
+        [
+            f"unmatched: {it}"
+            for it in posted
+            if it.signature is None and waiting.get(it.rank) is not it
+        ],
         list(_causes(stuck, progress)),
         remedy="every rank must make the same exchanges in the same order",
     )
