@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .context import Adapter
 
-__all__ = ["BoundLate", "deadline_of"]
+__all__ = ["BoundLate", "deadline_of", "join_chain"]
 
 
 class BoundLate:
@@ -139,12 +139,7 @@ class BoundLate:
         Returns:
             A tensor equal to ``loss``; it requires grad if anything was exchanged under grad.
         """
-        state = self._bound().engine.state
-        _check_loss(loss)
-        if not is_grad_enabled():
-            return loss
-        token = state.chain.take()
-        return loss if token is None else autograd.join(loss, token)
+        return join_chain(self._bound(), loss)
 
     def check_backward(self) -> None:
         """Raise if the backward of only some of the last exchanges ran; then begin anew.
@@ -188,6 +183,16 @@ class BoundLate:
             "bytes_received": counters.bytes_received,
             "seconds": counters.seconds,
         }
+
+
+def join_chain(binding: Binding, loss: Tensor) -> Tensor:
+    """Tie the chain of a group to ``loss`` and cut it; see :meth:`BoundLate.join`."""
+    _check_loss(loss)
+    raise_left_over(binding)
+    if not is_grad_enabled():
+        return loss
+    token = binding.engine.state.chain.take()
+    return loss if token is None else autograd.join(loss, token)
 
 
 def _check_loss(loss: object) -> None:

@@ -79,7 +79,7 @@ def explain_stall(
             for it in posted
             if it.signature is None and waiting.get(it.rank) is not it
         ],
-        list(_causes(stuck, progress)),
+        list(dict.fromkeys(_causes(stuck, progress))),  # several wait for the same rank
         remedy="every rank must make the same exchanges in the same order",
     )
 
