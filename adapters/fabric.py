@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from collectives.discovery import (
     GroupChoice,
     RuntimeLike,
-    bind_default,
     bind_runtime,
     describe,
     has_attributes,
 )
 from collectives.errors import ArgumentError, ContextError
-from collectives.runtime import default_group
+from collectives.runtime import bind_group, default_group
 
 if TYPE_CHECKING:
     import torch
@@ -99,4 +98,10 @@ class FabricAdapter:
                 "FabricAdapter: it was pickled and has no Fabric here: expected a default process"
                 " group in its place, got none; make a new FabricAdapter(fabric) in this process"
             )
-        return bind_default(self._choice, source="process group", hint=_HINT)
+        return bind_group(
+            self._choice.resolve(),
+            None,
+            source="process group",
+            hint=_HINT,
+            alone=self._choice.alone,
+        )

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from collectives.discovery import (
     GroupChoice,
     RuntimeLike,
-    bind_default,
     bind_runtime,
     describe,
     has_attributes,
 )
 from collectives.errors import ArgumentError, ContextError
-from collectives.runtime import default_group
+from collectives.runtime import bind_group, default_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,7 +149,13 @@ class LightningAdapter:
                 " Trainer use LightningAdapter(module, alone=True)"
             )
         device = None if self._module is None else self._module.device
-        return bind_default(self._choice, source="process group", hint=_TRAINER_HINT, device=device)
+        return bind_group(
+            self._choice.resolve(),
+            device,
+            source="process group",
+            hint=_TRAINER_HINT,
+            alone=self._choice.alone,
+        )
 
     def step(self) -> tuple[int, ...]:
         """Return (epoch, optimizer steps) of the Trainer; () without one."""

@@ -21,11 +21,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch documents
 )
 
 from collectives.devices import pick_device, set_current_device, with_index
-from collectives.discovery import GroupChoice, bind_default
+from collectives.discovery import GroupChoice
 from collectives.errors import ArgumentError, ContextError, PeerLost
 from collectives.launcher import Launch, find_launch, unfinished_launch
 from collectives.rendezvous import find_notice, post_notice, slurm_address
-from collectives.runtime import default_group, refuse_data_worker
+from collectives.runtime import bind_group, default_group, refuse_data_worker
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -164,8 +164,13 @@ class RawDDPAdapter:
         refuse_data_worker("script")
         if default_group() is None and not self._choice.alone:
             self._check_single()
-        context = bind_default(
-            self._choice, source="script", hint=_HINT, device=self._device, claim=self._given
+        context = bind_group(
+            self._choice.resolve(),
+            self._device,
+            source="script",
+            hint=_HINT,
+            claim=self._given,
+            alone=self._choice.alone,
         )
         if context.size > 1:
             self._lost = f"its group of {context.size} ranks was destroyed"

@@ -6,8 +6,7 @@ it at first use, so that it can be made before any rank is known.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ class Context:
         source: What the values were read from, for error texts ("Trainer", "Fabric", "script").
         transport: Moves the bytes instead of ``group`` (the simulator hands over its own).
         alone: The caller asked for local copies, whatever the launcher started.
-        process: In which this was found; a forked child must ask again.
     """
 
     rank: int
@@ -45,7 +43,6 @@ class Context:
     source: str
     transport: Transport | None = None
     alone: bool = False
-    process: int = field(default_factory=os.getpid, repr=False, compare=False)
 
 
 class Adapter(Protocol):

@@ -8,12 +8,10 @@ copy may carry: a process group cannot be pickled, so a pickled choice carries t
 from __future__ import annotations
 
 import inspect
-import os
 from typing import TYPE_CHECKING, Protocol
 
 from .errors import ArgumentError, ContextError
-from .launcher import find_place
-from .runtime import bind, default_group, group_device, group_ranks, is_group, is_initialized
+from .runtime import bind, default_group, group_ranks, is_group, is_initialized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,14 +20,12 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from .context import Context
-    from .launcher import Launch
 
 __all__ = [
     "GroupChoice",
     "MeshLike",
     "RuntimeLike",
     "StrategyLike",
-    "bind_default",
     "bind_runtime",
     "describe",
     "has_attributes",
@@ -151,7 +147,7 @@ class GroupChoice:
         """Return the chosen group; ``None``: the default one.
 
         Args:
-            strategy: Of the runtime, which may have a device mesh.
+            strategy: Of the runtime, which may have a device mesh; ``None``: there is no runtime.
 
         Raises:
             ContextError: The mesh asks for a choice or does not have the chosen axis; the group
@@ -197,49 +193,6 @@ def bind_runtime(runtime: RuntimeLike, choice: GroupChoice, *, source: str, hint
         source=source,
         hint=hint,
         group=choice.resolve(runtime.strategy),
-        alone=choice.alone,
-    )
-
-
-def bind_default(
-    choice: GroupChoice,
-    *,
-    source: str,
-    hint: str,
-    device: torch.device | None = None,
-    claim: Launch | None = None,
-) -> Context:
-    """Return the context that ``torch.distributed`` itself describes, where no runtime does.
-
-    Without a default group this process is alone: callers for which that would be a mistake
-    raise before.
-
-    Args:
-        choice: With whom to exchange.
-        source: For error texts.
-        hint: For error texts.
-        device: Where tensors live; ``None``: where the group says.
-        claim: What the caller says to be, which must then be true.
-
-    Raises:
-        ContextError: See :func:`collectives.runtime.bind`.
-    """
-    default = None if choice.alone else default_group()
-    group = choice.resolve()
-    if claim is not None and not choice.alone:
-        rank, size = claim.rank, claim.size
-    else:
-        rank, size = (0, 1) if default is None else (default.rank(), default.size())
-    local_rank, node_rank = find_place(os.environ, rank, size)
-    return bind(
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        node_rank=node_rank,
-        device=group_device(default) if device is None else device,
-        source=source,
-        hint=hint,
-        group=group,
         alone=choice.alone,
     )
 

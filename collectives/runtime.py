@@ -19,18 +19,18 @@ from torch import distributed as dist
 from .context import Context
 from .devices import current_device, with_index
 from .errors import ContextError
-from .launcher import find_launch
+from .launcher import Launch, find_launch, find_place
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = [
     "bind",
+    "bind_group",
     "default_group",
     "group_alive",
     "group_device",
     "group_ranks",
-    "is_current",
     "is_group",
     "is_initialized",
     "refuse_data_worker",
@@ -53,19 +53,6 @@ def default_group() -> ProcessGroup | None:
 def group_alive(group: ProcessGroup) -> bool:
     """Return whether ``group`` still exists and was made by this process; costs about 0.1 µs."""
     return group in dist.distributed_c10d._world.pg_map and not (_inherited and group in _inherited)
-
-
-def is_current(context: Context) -> bool:
-    """Return whether ``context`` still holds; cheap enough to be asked before every exchange.
-
-    It does not when its group was destroyed, when the process was forked since, or when it was
-    found without any group and there is one now.
-    """
-    if context.process != os.getpid():
-        return False
-    if context.group is not None:
-        return group_alive(context.group)
-    return context.alone or context.transport is not None or not is_initialized()
 
 
 def bind(
@@ -131,6 +118,49 @@ def bind(
             " alone=True to exchange with nobody"
         )
     return replace(found, group=default)
+
+
+def bind_group(
+    group: ProcessGroup | None,
+    device: torch.device | None,
+    *,
+    source: str,
+    hint: str = "call torch.distributed.init_process_group() before",
+    claim: Launch | None = None,
+    alone: bool = False,
+) -> Context:
+    """Bind to what ``torch.distributed`` itself says, where no runtime knows better.
+
+    Without a default group this process is alone: callers for which that would be a mistake
+    raise before.
+
+    Args:
+        group: Exchange over this group; ``None``: over the default one.
+        device: Where tensors live; ``None``: where the default group says.
+        source: For error texts.
+        hint: For error texts.
+        claim: What the caller says to be, which must then be true.
+        alone: Exchange with nobody, on purpose.
+
+    Raises:
+        ContextError: See :func:`bind`.
+    """
+    default = None if alone else default_group()
+    rank, size = (0, 1) if default is None else (default.rank(), default.size())
+    if claim is not None and not alone:
+        rank, size = claim.rank, claim.size
+    local_rank, node_rank = find_place(os.environ, rank, size)
+    return bind(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        node_rank=node_rank,
+        device=group_device(default) if device is None else device,
+        source=source,
+        hint=hint,
+        group=group,
+        alone=alone,
+    )
 
 
 def refuse_data_worker(source: str) -> None:
