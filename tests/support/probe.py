@@ -9,13 +9,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from adapters.lightning import LightningAdapter
+from collectives import Exchange, Ring
 from collectives.context import Context
 from tests.support.environment import pool_environment
 
 if TYPE_CHECKING:
     import lightning.pytorch as lightning_pytorch
 
-__all__ = ["NAMESPACES", "environment", "fabric", "loader", "probe_class", "trainer"]
+__all__ = ["NAMESPACES", "environment", "fabric", "loader", "probe_class", "ring_class", "trainer"]
 
 NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
 _FABRICS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
@@ -96,3 +97,21 @@ def probe_class(namespace: str) -> type[lightning_pytorch.LightningModule]:
             self.note("teardown")
 
     return cast("type[lightning_pytorch.LightningModule]", Probe)
+
+
+def ring_class(namespace: str) -> Any:
+    """A probe whose loss needs the neighbours."""
+
+    class Ringed(probe_class(namespace)):  # type: ignore[misc] # of whichever namespace
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            torch.manual_seed(1)
+            self.layer = torch.nn.Linear(4, 1)
+            self.exchange = Exchange(Ring, self.adapter, name="ring")
+
+        def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+            self.note("training_step")
+            mine = self.layer(batch[0])
+            return self.exchange.join((mine * self.exchange.shift(mine)).mean())
+
+    return Ringed
