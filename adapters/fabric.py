@@ -45,6 +45,10 @@ class FabricAdapter:
     Fabric; a pickled one leaves it behind and binds to the default group of the process that it
     comes to.
 
+    As everywhere in Fabric, gradients are averaged over ranks only where the forward goes through
+    the module that ``fabric.setup()`` returned: calling methods of the bare module works, exchanges
+    included, and leaves each rank its own gradient.
+
     Args:
         fabric: The Fabric, of ``lightning.fabric`` or ``lightning_fabric``.
         group: Exchange over this group; ``None``: over all of Fabric's processes.

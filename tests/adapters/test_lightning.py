@@ -61,7 +61,7 @@ def test_fabric_comes_before_the_trainer_because_the_module_says_rank_0_there() 
 
 
 def test_a_module_without_trainer_says_when_to_exchange_and_how_to_test() -> None:
-    """Lightning-AI/pytorch-lightning#15734: asking in ``__init__``."""
+    """Lightning-AI/pytorch-lightning#15734, #20632: asking in ``__init__``."""
     with pytest.raises(ContextError, match=r"setup\(\) or later.*unit test.*alone=True"):
         LightningAdapter(FakeModule()).context()
     assert LightningAdapter(FakeModule(), alone=True).context().size == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
+import socket
 import tempfile
 from pathlib import Path
 
@@ -11,10 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 from adapters import raw_ddp
 from adapters.raw_ddp import RawDDPAdapter
-from collectives.errors import ArgumentError, ContextError
+from collectives import Exchange, Ring
+from collectives.errors import ArgumentError, ContextError, PeerLost
 from tests.support.runtimes import fake_world
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -173,6 +177,32 @@ def test_a_group_and_alone_contradict_each_other() -> None:
         RawDDPAdapter(world, alone=True)
 
 
+class Exchanges(Dataset[str]):
+    """Exchanges where its items are made, over an Exchange that worked before."""
+
+    def __init__(self) -> None:
+        self.exchange = Exchange(Ring, RawDDPAdapter())
+        self.exchange.shift(torch.ones(1))
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> str:
+        try:
+            self.exchange.shift(torch.ones(1))
+        except ContextError as error:
+            return str(error)
+        return "exchanged with itself"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_exchange_that_worked_is_refused_in_a_dataloader_worker(method: str) -> None:
+    loader = DataLoader(Exchanges(), batch_size=None, num_workers=1, multiprocessing_context=method)
+    (answer,) = loader
+    assert "in a DataLoader worker" in answer
+
+
 # -- ranks -------------------------------------------------------------------------------------
 
 
@@ -256,6 +286,51 @@ def test_a_spawned_function_gives_rank_and_size(
 
 
 @pytest.mark.ranks(2, backend=None)
+def test_srun_on_several_hosts_meets_on_the_first_one(
+    rank: int, free_slurm_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env(
+        monkeypatch,
+        SLURM_JOB_ID=0,
+        SLURM_STEP_ID=free_slurm_step,
+        SLURM_PROCID=rank,
+        SLURM_LOCALID=0,
+        SLURM_NODEID=rank,
+        SLURM_STEP_NUM_TASKS=2,
+        SLURM_STEP_NUM_NODES=2,
+        SLURM_STEP_NODELIST="localhost,elsewhere",
+    )
+    with RawDDPAdapter(device="cpu", timeout=20) as adapter:
+        context = adapter.context()
+        assert (context.rank, context.local_rank, context.node_rank) == (rank, 0, rank)
+        assert everyone_is_here(2)
+
+
+@pytest.fixture
+def free_slurm_step() -> int:
+    """A step number from which a port follows that is free."""
+    for step in range(1, 17_000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", 15_000 + step))
+            return step
+    pytest.skip("no free port")
+
+
+@pytest.mark.ranks(1, backend=None)
+def test_an_address_in_use_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning-AI/pytorch-lightning#2537 and many more: "Address already in use"."""
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        env(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=other.getsockname()[1])
+        with (
+            pytest.raises(ContextError, match=r"(?s)rank 0 of 2.*leave --master-port"),
+            RawDDPAdapter(rank=0, size=2, device="cpu", timeout=5),
+        ):
+            pytest.fail("two servers on one port")
+
+
+@pytest.mark.ranks(2, backend=None)
 def test_a_rank_that_does_not_come_is_an_error_in_time(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,3 +377,19 @@ def test_after_an_error_the_group_stays_for_the_process_to_end(
         _ = 1 / 0
     assert dist.is_initialized()
     assert everyone_is_here(2)
+
+
+@pytest.mark.ranks(2, backend=None, fresh=True)
+def test_a_rank_whose_peer_left_early_is_told_at_the_end_of_the_block(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning-AI/pytorch-lightning#19931: destroying a group that others still use."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    adapter = RawDDPAdapter(rank=rank, size=2, device="cpu", timeout=20)
+    if rank == 1:
+        with pytest.raises(ZeroDivisionError), adapter:
+            _ = 1 / 0
+        dist.destroy_process_group()
+    else:
+        with pytest.raises(PeerLost, match=r"ended or failed before \(rank 0 of 2\)"), adapter:
+            assert adapter.context().size == 2

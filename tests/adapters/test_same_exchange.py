@@ -21,7 +21,7 @@ from adapters.fabric import FabricAdapter
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Ring
 from collectives.context import Adapter
-from tests.support.probe import NAMESPACES, fabric, probe_class, trainer
+from tests.support.probe import NAMESPACES, fabric, probe_class, ring_class, trainer
 
 ROWS = 3  # of each rank
 
@@ -154,6 +154,24 @@ def test_values_and_gradients_are_bit_equal_in_three_runtimes_and_those_of_one_p
         dist.all_reduce(mean)
         torch.testing.assert_close(mean / world_size, whole, rtol=1e-14, atol=1e-14)
         torch.testing.assert_close(grad, gradient, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("inference_mode", [True, False])
+def test_validation_exchanges_too(*, inference_mode: bool, rank: int) -> None:
+    """Lightning validates under inference_mode, or under no_grad where the backend is gloo."""
+    seen: list[Tensor] = []
+
+    class Validated(ring_class("lightning.pytorch")):  # type: ignore[misc]
+        def validation_step(self, batch: list[Tensor]) -> None:
+            seen.append(self.exchange.shift(batch[0] + rank))
+
+    rows = DataLoader(TensorDataset(torch.zeros(2, 4)), batch_size=2)
+    run = trainer("lightning.pytorch", inference_mode=inference_mode)
+    run.fit(Validated(), rows, rows)
+    run.validate(Validated(), rows, verbose=False)
+    assert [arrived.unique().item() for arrived in seen] == [1 - rank, 1 - rank]
+    assert not any(arrived.requires_grad for arrived in seen)
 
 
 @pytest.mark.ranks(1, backend=None)
