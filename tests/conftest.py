@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-pytest_plugins = ["collectives.testing.plugin", "pytester"]
+pytest_plugins = ["collectives.testing.plugin", "pytester", "tests.support.worlds"]
 
 
 @pytest.fixture(autouse=True)
