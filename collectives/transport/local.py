@@ -50,4 +50,6 @@ class LocalTransport:
 
 
 def _refuse(tensors: list[torch.Tensor], peer: int, tag: int) -> NoReturn:
-    raise AssertionError(f"a message of {len(tensors)} tensors to rank {peer} (tag {tag}) at size 1")
+    raise AssertionError(
+        f"a message of {len(tensors)} tensors to rank {peer} (tag {tag}) at size 1"
+    )
