@@ -82,15 +82,12 @@ def differentiable(run: Run, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Run a call under autograd and return its outputs."""
     if torch._C._are_functorch_transforms_active():
         return _transformed(run, inputs)
-    token = _link(run, inputs)
-    token, *outputs = _Exchange.apply(run, token, *inputs)
+    token, *outputs = _apply(_Exchange, run, _link(run, inputs), *inputs)
     run.engine.state.chain.advance(token)
     return outputs
 
 
-def start_differentiable(
-    run: Run, inputs: Sequence[Tensor]
-) -> Callable[[], Sequence[Tensor]]:
+def start_differentiable(run: Run, inputs: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
     """Start a call under autograd; the function returned finishes it.
 
     Two nodes, so that backward overlaps too: the backward of the second posts the adjoint, that
@@ -100,15 +97,14 @@ def start_differentiable(
     if torch._C._are_functorch_transforms_active():
         outputs = _transformed(run, inputs)
         return lambda: outputs
-    token = _link(run, inputs)
-    token, *buffers = _Start.apply(run, token, *inputs)
+    token, *buffers = _apply(_Start, run, _link(run, inputs), *inputs)
     chain = run.engine.state.chain
     chain.advance(token)
 
     def finish() -> Sequence[Tensor]:
         # The second node is an exchange of its own in the chain: others may lie in between.
         token = chain.link(Record(f"wait of {run.call.plan.op}", caller(), wanted=False))
-        token, *outputs = _Wait.apply(run, token, *buffers)
+        token, *outputs = _apply(_Wait, run, token, *buffers)
         chain.advance(token)
         return outputs
 
@@ -117,11 +113,17 @@ def start_differentiable(
 
 def join(loss: Tensor, token: Tensor) -> Tensor:
     """Return ``loss``, depending on the token as well."""
-    return cast("Tensor", _Join.apply(loss, token))
+    (joined,) = _apply(_Join, loss, token)
+    return joined
+
+
+def _apply(function: type[torch.autograd.Function], *args: object) -> tuple[Tensor, ...]:
+    outputs = function.apply(*args)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def _link(run: Run, inputs: Sequence[Tensor]) -> Tensor:
-    needs = any([x.requires_grad for x in inputs])
+    needs = any(x.requires_grad for x in inputs)
     run.record = Record(run.call.plan.op, caller(), wanted=needs)
     return run.engine.state.chain.link(run.record)
 
@@ -132,7 +134,7 @@ def _transformed(run: Run, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
             f"{run.call.plan.op}: out= cannot be used inside torch.func transforms (rank"
             f" {run.engine.rank} of {run.engine.size}); leave it out"
         )
-    return cast("Sequence[Tensor]", _Transformed.apply(run, *inputs))
+    return _apply(_Transformed, run, *inputs)
 
 
 def _outputs(run: Run, results: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -231,9 +233,8 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         run: Run = ctx.run  # type: ignore[attr-defined]
-        arrived = _Transformed.apply(
-            run.reverse(), *_gradients(run.call, grads, run.engine.device)
-        )
+        gradients = _gradients(run.call, grads, run.engine.device)
+        arrived = _apply(_Transformed, run.reverse(), *gradients)
         return (None, *_spread(run.call.differentiable_inputs, arrived, len(run.call.inputs)))
 
     @staticmethod

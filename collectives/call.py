@@ -57,9 +57,9 @@ class Leaf(NamedTuple):
 
 
 class SingleMessage(NamedTuple):
-    """One tensor that travels by itself; ``index`` in the flat list of inputs or outputs."""
+    """One tensor that travels by itself; ``position`` in the flat list of inputs or outputs."""
 
-    index: int
+    position: int
     peer: int
     tag: int
     leaf: Leaf
@@ -172,8 +172,12 @@ class Call:
             first_out += len(into)
         self.messages_sent = len(self.send_singles) + len(self.send_packs)
         self.peers = sorted(
-            {peer for lane in plan.lanes for peer in (lane.source, lane.destination)}
-            - {None, plan.rank}
+            {
+                peer
+                for lane in plan.lanes
+                for peer in (lane.source, lane.destination)
+                if peer is not None and peer != plan.rank
+            }
         )
         self.bytes_sent = sum(m.leaf.nbytes for m in self.send_singles) + sum(
             m.pack.nbytes for m in self.send_packs
@@ -185,7 +189,12 @@ class Call:
         self._tangent: Call | None = None
 
     def _add_lane(
-        self, lane: Lane, out: tuple[Leaf, ...], first_in: int, into: tuple[Leaf, ...], first_out: int
+        self,
+        lane: Lane,
+        out: tuple[Leaf, ...],
+        first_in: int,
+        into: tuple[Leaf, ...],
+        first_out: int,
     ) -> None:
         if lane.source == self.plan.rank:
             self.copies += [(first_in + i, first_out + i) for i in range(len(into))]

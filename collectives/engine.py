@@ -176,8 +176,8 @@ class Engine:
     def _receives(self, flight: Flight, mix: int) -> list[tuple[Tensor, int, int]]:
         call, results = flight.call, flight.results
         messages = []
-        for index, peer, tag, leaf in call.recv_singles:
-            target = results[index]
+        for position, peer, tag, leaf in call.recv_singles:
+            target = results[position]
             if not target.is_contiguous():
                 buffer = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device)
                 flight.copied.append((target, buffer))
@@ -192,8 +192,8 @@ class Engine:
     def _sends(self, flight: Flight, mix: int) -> list[tuple[Tensor, int, int]]:
         call, inputs = flight.call, flight.inputs
         messages = []
-        for index, peer, tag, _ in call.send_singles:
-            messages.append((_dense(inputs[index]), peer, tag ^ mix))
+        for position, peer, tag, _ in call.send_singles:
+            messages.append((_dense(inputs[position]), peer, tag ^ mix))
         for message in call.send_packs:
             packed = message.pack.take(self.device)
             torch._foreach_copy_(packed.views, [inputs[i] for i in message.pack.indices])
@@ -226,14 +226,14 @@ class Engine:
         kind = failure_kind(error)
         elapsed = f"after {flight.elapsed:.2f} s of {flight.deadline.seconds:g} s"
         if kind == "timeout":
-            peers = ", ".join(map(str, sorted(set(flight.call.peers))))
+            peers = ", ".join(map(str, flight.call.peers))
             return ExchangeTimeout(
                 f"{signature}: no answer from rank {peers} {elapsed} ({here}){hint}. Does every"
                 " rank call the same exchanges in the same order, with the same shapes? A slow"
                 " rank needs a longer timeout="
             )
         if kind == "lost":
-            peers = ", ".join(map(str, sorted(set(flight.call.peers))))
+            peers = ", ".join(map(str, flight.call.peers))
             return PeerLost(
                 f"{signature}: the connection to rank {peers} was closed {elapsed} ({here}){hint}."
                 " Its process ended or gave up: its own output says why"

@@ -220,8 +220,8 @@ class Exchange(BoundLate):
         key = ("permute", tuple(map(tuple, pairs)))
         route = binding.routes.get(key)
         if route is None:
-            engine = binding.engine
-            route = _add(binding, key, plan_permute(engine.size, engine.rank, key[1]))
+            plan = plan_permute(binding.engine.size, binding.engine.rank, pairs)
+            route = _add(binding, key, plan)
         (arrived,) = move(binding, route, (tree,), _options(_one(like), _one(out), fill, timeout))
         return cast("T", arrived)
 
@@ -274,9 +274,7 @@ class Exchange(BoundLate):
 _DEFAULT = Options()
 
 
-def _options(
-    like: Trees | None, out: Trees | None, fill: float, timeout: float | None
-) -> Options:
+def _options(like: Trees | None, out: Trees | None, fill: float, timeout: float | None) -> Options:
     if like is None and out is None and timeout is None and fill == 0:
         return _DEFAULT
     deadline = None if timeout is None else deadline_of(timeout)

@@ -45,7 +45,7 @@ def _steps(plan: Plan, lane_names: Sequence[str]) -> list[str]:
             words.append(f"gets {carried} of {step.peer}")
         elif isinstance(step, Copy):
             words.append(f"keeps {carried}")
-    for lane in plan.lanes:
-        if lane.source is None:
-            words.append(f"gets the fill for {lane_names[lane.key]}")
+    words += [
+        f"gets the fill for {lane_names[lane.key]}" for lane in plan.lanes if lane.source is None
+    ]
     return words or ["nothing"]

@@ -140,8 +140,7 @@ class BoundLate:
             A tensor equal to ``loss``; it requires grad if anything was exchanged under grad.
         """
         state = self._bound().engine.state
-        if not isinstance(loss, Tensor) or not (loss.is_floating_point() or loss.is_complex()):
-            raise ArgumentError(f"join: expected a floating-point tensor, got {loss!r}")
+        _check_loss(loss)
         if not is_grad_enabled():
             return loss
         token = state.chain.take()
@@ -167,8 +166,7 @@ class BoundLate:
             DeadExchange: As :meth:`check_backward`.
             PendingDropped: A Pending was thrown away without ``wait()``.
         """
-        if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-            raise ArgumentError(f"mark_step: expected ints, such as epoch and step, got {numbers}")
+        _check_numbers(numbers)
         binding = self._bound()
         raise_left_over(binding)
         binding.engine.state.mark_step(numbers)
@@ -192,11 +190,21 @@ class BoundLate:
         }
 
 
-def deadline_of(seconds: float) -> Deadline:
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor) or not (loss.is_floating_point() or loss.is_complex()):
+        raise ArgumentError(f"join: expected a floating-point tensor, got {loss!r}")
+
+
+def _check_numbers(numbers: tuple[object, ...]) -> None:
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+        raise ArgumentError(f"mark_step: expected ints, such as epoch and step, got {numbers}")
+
+
+def deadline_of(seconds: object) -> Deadline:
     """Check a timeout."""
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not number or not 0 < seconds < math.inf:
+    number = float(seconds) if isinstance(seconds, int | float) else math.nan
+    if isinstance(seconds, bool) or not 0 < number < math.inf:
         raise ArgumentError(
             f"timeout must be a positive, finite number of seconds, got {seconds!r}"
         )
-    return Deadline(seconds)
+    return Deadline(number)

@@ -56,10 +56,8 @@ class Options:
 def move(binding: Binding, route: Route, trees: Trees, options: Options) -> Trees:
     """Send one tree down each lane of a plan; return what arrives, lane by lane."""
     run, inputs, structures = _prepare(binding, route, trees, options)
-    if autograd.wanted(run.call):
-        outputs = autograd.differentiable(run, inputs)
-    else:
-        outputs = run.now(inputs)
+    seen = autograd.wanted(run.call)
+    outputs = autograd.differentiable(run, inputs) if seen else run.now(inputs)
     return _finish(run, structures, outputs)
 
 

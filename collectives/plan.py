@@ -125,9 +125,11 @@ class Plan:
                 steps.append(Copy(lane.key))
             elif lane.destination is not None:
                 steps.append(Send(lane.destination, lane.key))
-        for lane in self.lanes:
-            if lane.source is not None and lane.source != self.rank:
-                steps.append(Recv(lane.source, lane.key))
+        steps += [
+            Recv(lane.source, lane.key)
+            for lane in self.lanes
+            if lane.source is not None and lane.source != self.rank
+        ]
         return tuple(steps)
 
 
@@ -159,10 +161,14 @@ def plan_permute(size: int, rank: int, pairs: Sequence[tuple[int, int]]) -> Plan
     return Plan(op, rank, size, (Lane(0, destination, source),))
 
 
-def _check_pairs(size: int, rank: int, pairs: Sequence[tuple[int, int]]) -> None:
+def _is_rank(value: object, size: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size
+
+
+def _check_pairs(size: int, rank: int, pairs: Sequence[tuple[int, ...]]) -> None:
     here = f"(rank {rank} of {size})"
     for pair in pairs:
-        if not all(isinstance(r, int) and not isinstance(r, bool) and 0 <= r < size for r in pair):
+        if len(pair) != 2 or not all(_is_rank(r, size) for r in pair):
             raise ArgumentError(
                 f"permute: pairs must hold ranks in 0..{size - 1}, got {pair} {here};"
                 " give (source, destination) pairs of topology ranks"

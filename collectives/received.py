@@ -29,7 +29,7 @@ class Received(tuple[L, R], Generic[L, R]):
 
     def __new__(cls, from_left: L, from_right: R) -> Received[L, R]:
         """Make the pair."""
-        return super().__new__(cls, (from_left, from_right))  # type: ignore[type-var]
+        return super().__new__(cls, (from_left, from_right))
 
     def __getnewargs__(self) -> tuple[L, R]:
         return (self.from_left, self.from_right)
@@ -54,5 +54,8 @@ def _unflatten(values: Iterable[object], context: object) -> Received[object, ob
 
 
 pytree.register_pytree_node(
-    Received, lambda pair: (list(pair), None), _unflatten, serialized_type_name="collectives.Received"
+    Received,
+    lambda pair: (list(pair), None),
+    _unflatten,
+    serialized_type_name="collectives.Received",
 )

@@ -38,7 +38,9 @@ class Structure:
     count: int = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        inner = [1 if p == "tensor" else 0 if isinstance(p, str) else p[2].count for p in self.places]
+        inner = [
+            1 if p == "tensor" else 0 if isinstance(p, str) else p[2].count for p in self.places
+        ]
         object.__setattr__(self, "count", sum(inner))
 
 

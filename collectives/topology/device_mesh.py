@@ -60,11 +60,11 @@ def row_major_axes(
             f"{operation}: device_mesh must be a torch DeviceMesh, got {device_mesh!r} "
             f"of type {type(device_mesh).__name__}; for a shape there is Mesh(shape)"
         ) from error
-    for left, right in pairwise(ranks):
-        if left >= right:
+    for before, after in pairwise(ranks):
+        if before >= after:
             raise TopologyError(
-                f"{operation}: ranks must ascend in row-major order, got {left} before {right} in "
-                f"a mesh of shape {shape}; a group numbers its ranks in ascending order, so "
+                f"{operation}: ranks must ascend in row-major order, got {before} before {after} "
+                f"in a mesh of shape {shape}; a group numbers its ranks in ascending order, so "
                 "neighbours would be wrong; make the device mesh without a transpose, its axes in "
                 "the order in which ranks are numbered (as init_device_mesh does)"
             )

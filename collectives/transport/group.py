@@ -44,8 +44,8 @@ class GroupTransport:
         self.size = group.size()
         # A size-1 group never sends, and some have no backend to ask.
         backend = group._get_backend(device) if self.size > 1 else group
-        self.send = cast("_PostFunction", backend.send)
-        self.recv = cast("_PostFunction", backend.recv)
+        self.send = cast("_PostFunction", getattr(backend, "send"))  # noqa: B009 - not in the stubs
+        self.recv = cast("_PostFunction", getattr(backend, "recv"))  # noqa: B009
         if batched is None:
             batched = bool(getattr(backend, "supports_coalescing", device.type == "cuda"))
         self.batch = self._batch if batched else None
