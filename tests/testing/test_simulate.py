@@ -1,6 +1,8 @@
 """What simulated ranks do: values, order, modes. What they say when it goes wrong: see beside."""
 
 import copy
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -289,3 +291,11 @@ def test_the_adapter_tells_where_its_rank_stands() -> None:
 
 def test_a_copied_adapter_talks_over_the_same_wire() -> None:
     assert simulate(3, lambda adapter: pass_on(copy.deepcopy(adapter))) == [2, 0, 1]
+
+
+def test_the_simulator_needs_no_test_framework() -> None:
+    without = "import sys; sys.modules.update(pytest=None, cloudpickle=None)"
+    use = "from collectives.testing import simulate; print(simulate(2, lambda a: a.rank))"
+    command = [sys.executable, "-c", f"{without}; {use}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "[0, 1]\n"
