@@ -69,9 +69,9 @@ def neighbour_exchange(
 def neighbour_exchange_with_grad(
     from_rank: int, to_rank: int, tensor: Tensor, group: ProcessGroup | None = None
 ) -> Tensor:
-    """Do :func:`neighbour_exchange`, differentiably: the gradient goes back to ``to_rank``'s sender.
+    """Do :func:`neighbour_exchange`, differentiably; see :func:`join`.
 
-    The gradient of what this rank sent comes back from ``to_rank``. See :func:`join`.
+    Gradient: that of what this rank sent comes back from ``to_rank``.
     """
     binding = _binding(tensor, group)
     lane = Lane(RIGHTWARD, _member(binding, to_rank), _member(binding, from_rank))

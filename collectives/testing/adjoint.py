@@ -76,7 +76,7 @@ def check_adjoint(
     left, right, *squares = _sum_over_ranks(exchange, sums).tolist()
     y, v, x, back = (max(square, 0.0) ** 0.5 for square in squares)
     scale = max(y * v, x * back)
-    error = abs(left - right) / scale if scale else abs(left - right)
+    error = abs(left - right) / scale if scale > 0 else abs(left - right)
     assert error <= tolerance, (
         f"check_adjoint: <Ax, v> = {left}, <x, A*v> = {right}: relative error {error:.3g} above"
         f" {tolerance:.3g} (rank {exchange.rank} of {exchange.size})"

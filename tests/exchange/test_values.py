@@ -61,9 +61,7 @@ def test_a_shift_on_a_mesh_stays_on_its_line(world: World, mesh: Mesh) -> None:
 def there_and_back(adapter: Adapter) -> bool:
     exchange = Exchange(Ring, adapter)
     mine = mark(exchange.rank)
-    return all(
-        torch.equal(exchange.shift(exchange.shift(mine, d), -d), mine) for d in range(-4, 5)
-    )
+    return all(torch.equal(exchange.shift(exchange.shift(mine, d), -d), mine) for d in range(-4, 5))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -162,6 +160,7 @@ class Block:
     mask: Tensor | None
 
 
+@torch.no_grad()
 def trees(adapter: Adapter) -> bool:
     exchange = Exchange(Ring, adapter)
     source = (exchange.rank - 1) % exchange.size
@@ -203,8 +202,13 @@ def many_sizes(adapter: Adapter) -> bool:
     left, right = (rank - 1) % size, (rank + 1) % size
     for _ in range(3):  # the second time with kept buffers
         received = exchange.exchange(to_left=build(rank, 0), to_right=build(rank, 1))
-        for got, sent in ((received.from_right, build(right, 0)), (received.from_left, build(left, 1))):
-            assert all(torch.equal(g, s) and g.dtype == s.dtype for g, s in zip(got, sent, strict=True))
+        for got, sent in (
+            (received.from_right, build(right, 0)),
+            (received.from_left, build(left, 1)),
+        ):
+            assert all(
+                torch.equal(g, s) and g.dtype == s.dtype for g, s in zip(got, sent, strict=True)
+            )
     return True
 
 
