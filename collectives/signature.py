@@ -45,7 +45,8 @@ class Signature:
         label = f"{self.op} of {self.name!r}" if self.name else self.op
         step = f", step {'/'.join(map(str, self.step))}" if self.step else ""
         where = f", {self.where}" if self.where else ""
-        return f"exchange #{self.sequence} {label} ({self.phase}, {self.grad}{step}, {self.tensors}{where})"
+        details = f"{self.phase}, {self.grad}{step}, {self.tensors}{where}"
+        return f"exchange #{self.sequence} {label} ({details})"
 
     def differences(self, other: Signature) -> list[str]:
         """Return, field by field, what differs between this exchange and ``other``."""

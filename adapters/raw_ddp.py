@@ -1,0 +1,291 @@
+"""Where a plain script runs: under torchrun, srun, mpirun, ``mp.spawn``, or over a group it made.
+
+Anything that initialises ``torch.distributed`` by itself (Ray Train, Accelerate, DeepSpeed) is an
+existing group for this adapter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed import (  # type: ignore[attr-defined]  # torch documents them, unlisted
+    HashStore,
+    Store,
+    TCPStore,
+)
+
+from collectives.devices import pick_device, set_current_device, with_index
+from collectives.discovery import GroupChoice
+from collectives.errors import ArgumentError, ContextError, PeerLost
+from collectives.launcher import Launch, find_launch, unfinished_launch
+from collectives.rendezvous import find_notice, post_notice, slurm_address
+from collectives.runtime import bind_group, default_group, refuse_data_worker
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from torch.distributed import ProcessGroup
+
+    from collectives.context import Context
+
+__all__ = ["RawDDPAdapter"]
+
+_HINT = "call torch.distributed.init_process_group() before, or use `with RawDDPAdapter() as ...:`"
+_DEFAULT_TIMEOUT = 1800.0  # torch's own default for gloo, in seconds
+
+# Default groups that were destroyed here, kept until the process ends: a DistributedDataParallel
+# that outlives its group would be the last to hold it, and then gloo's destructor joins its threads
+# while Python holds the GIL, which can hang for ever (pytorch/pytorch#56297).
+_ended: list[ProcessGroup] = []
+
+
+class RawDDPAdapter:
+    """Finds rank, size, device and group of a plain script.
+
+    Directly, where a process group exists or the process runs alone::
+
+        exchange = Exchange(Ring, RawDDPAdapter())
+
+    As a context manager, which joins the job that a launcher started (torchrun, srun, mpirun) and
+    leaves it at a clean end; an existing group is used and left alone::
+
+        with RawDDPAdapter() as adapter:
+            exchange = Exchange(Ring, adapter)
+
+    In a function that ``torch.multiprocessing.spawn`` runs, give ``rank=`` and ``size=``. A process
+    that no launcher started has size 1 and no group: every exchange is a local copy.
+
+    Args:
+        group: Exchange over this group; ``None``: the default one.
+        device: Where tensors live; ``None``: the device of the group, or the accelerator of this
+            process if there is one.
+        backend: For the group that is made here; ``None``: gloo for the CPU, torch's default for
+            an accelerator.
+        timeout: Of the group that is made here, in seconds, its start included.
+        rank: Of this process, where no launcher says it.
+        size: Number of processes, where no launcher says it.
+        alone: Exchange with nobody where several processes run, on purpose.
+
+    Raises:
+        ArgumentError: An option is out of range, or two contradict each other.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup | None = None,
+        *,
+        device: torch.device | str | None = None,
+        backend: str | None = None,
+        timeout: float | None = None,
+        rank: int | None = None,
+        size: int | None = None,
+        alone: bool = False,
+    ) -> None:
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise ArgumentError(
+                f"RawDDPAdapter: timeout: expected seconds above 0, got {timeout!r}"
+            )
+        self._choice = GroupChoice(group, alone=alone)
+        self._device = _device(device)
+        self._backend = backend
+        self._timeout = _DEFAULT_TIMEOUT if timeout is None else timeout
+        self._given = _given_launch(rank, size)
+        self._made: ProcessGroup | None = None
+        self._lost = ""  # why this adapter must not take a process without a group for a single one
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what belongs to this process: the group made here, and the rank."""
+        return {**self.__dict__, "_made": None, "_given": None, "_process": os.getpid()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Remember when the adapter came from another process."""
+        if state.pop("_process") != os.getpid():
+            state["_lost"] = "it was pickled in another process"
+        self.__dict__.update(state)
+
+    def __enter__(self) -> RawDDPAdapter:
+        """Join the job that the launcher started, unless this process has a group already.
+
+        Called by every process of the job.
+
+        Raises:
+            ContextError: The launcher's variables are incomplete, the ranks did not all come in
+                time, or this is a DataLoader worker.
+        """
+        refuse_data_worker("script")
+        if default_group() is None and not self._choice.alone:
+            launch = self._launch()
+            if launch is not None:
+                self._join(launch)
+                self._made = default_group()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Wait for all ranks and destroy the group, if it was made here and the block ended well.
+
+        After an error it stays: peers may be stuck in it, and the process is about to end.
+
+        Raises:
+            PeerLost: Another rank did not come to the end of its block.
+        """
+        made, self._made = self._made, None
+        if made is None or kind is not None or default_group() is not made:
+            return
+        _ended.append(made)
+        try:
+            dist.barrier()  # a rank that leaves at once closes connections that others still read
+        except RuntimeError as failure:
+            raise PeerLost(
+                "RawDDPAdapter: end of the block: expected all ranks, but one ended or failed"
+                f" before (rank {made.rank()} of {made.size()}); see its own error"
+            ) from failure
+        dist.destroy_process_group()
+
+    def context(self) -> Context:
+        """Return where this process stands now.
+
+        Raises:
+            ContextError: A launcher started several processes and there is no group yet; the group
+                that this adapter used is gone; the launcher's variables are incomplete; this
+                process is not a member of the group; or it is a DataLoader worker. See
+                ``collectives.runtime.bind``.
+        """
+        refuse_data_worker("script")
+        if default_group() is None and not self._choice.alone:
+            self._check_single()
+        context = bind_group(
+            self._choice.resolve(),
+            self._device,
+            source="script",
+            hint=_HINT,
+            claim=self._given,
+            alone=self._choice.alone,
+        )
+        if context.size > 1:
+            self._lost = f"its group of {context.size} ranks was destroyed"
+        return context
+
+    def _check_single(self) -> None:
+        """Raise unless a process without a group can be one by itself."""
+        if self._lost:
+            raise ContextError(
+                f"RawDDPAdapter: {self._lost}: expected a default process group, got none; {_HINT},"
+                " or make a RawDDPAdapter(alone=True) to exchange with nobody"
+            )
+        self._launch()  # raises where the launcher's variables are incomplete
+
+    def _launch(self) -> Launch | None:
+        if self._given is not None:
+            return self._given
+        missing = unfinished_launch(os.environ)
+        if missing:
+            raise ContextError(
+                f"RawDDPAdapter: {missing}: expected both RANK and WORLD_SIZE, or neither; start"
+                " the script with torchrun, or set both, with MASTER_ADDR and MASTER_PORT"
+            )
+        return find_launch(os.environ)
+
+    def _join(self, launch: Launch) -> None:
+        device = self._device
+        if device is None:
+            on_cpu = self._backend in ("gloo", "mpi")
+            device = torch.device("cpu") if on_cpu else pick_device(launch.local_rank)
+        set_current_device(device)
+        on_cpu = device.type == "cpu"
+        with _rendezvous(launch, self._timeout) as store:
+            dist.init_process_group(
+                self._backend or ("gloo" if on_cpu else None),
+                store=store,
+                rank=launch.rank,
+                world_size=launch.size,
+                timeout=timedelta(seconds=self._timeout),
+                device_id=None if on_cpu else device,  # torch refuses the CPU here
+            )
+
+
+@contextmanager
+def _rendezvous(launch: Launch, timeout: float) -> Iterator[Store | None]:
+    """Give the store over which the ranks meet; ``None``: torch's own, at MASTER_ADDR."""
+    try:
+        yield _store(launch, timeout)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        address = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        at = "" if address == "?:?" else f" at {address}"
+        raise ContextError(
+            f"RawDDPAdapter: the {launch.size} ranks did not all meet{at} within {timeout:g} s"
+            f" (rank {launch.rank} of {launch.size}): {error}; start all ranks; where the address"
+            " is in use, leave --master-port and MASTER_PORT out or choose another port"
+        ) from error
+
+
+def _store(launch: Launch, timeout: float) -> Store | None:
+    if launch.size == 1:
+        return HashStore()  # no port: there is nobody to meet
+    if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
+        return None
+    if launch.one_host:
+        return _meet_on_host(launch, timeout)
+    address = slurm_address(os.environ) if launch.launcher == "srun" else None
+    if address is None:
+        raise ContextError(
+            f"RawDDPAdapter: {launch.launcher} says rank {launch.rank} of {launch.size}, but not"
+            " where rank 0 is: expected MASTER_ADDR and MASTER_PORT, got neither or one; set both"
+            " to an address of rank 0 that all ranks can reach"
+        )
+    host, port = address
+    return TCPStore(
+        os.environ.get("MASTER_ADDR", host),
+        int(os.environ.get("MASTER_PORT", port)),
+        launch.size,
+        is_master=launch.rank == 0,
+        timeout=timedelta(seconds=timeout),
+    )
+
+
+def _meet_on_host(launch: Launch, timeout: float) -> Store:
+    """Meet at a port that the system chooses, told by a notice on this host."""
+    job = f"{launch.launcher}-{launch.size}-{launch.job or f'parent-{os.getppid()}'}"
+    limit = timedelta(seconds=timeout)
+    if launch.rank != 0:
+        port = int(find_notice(job, timeout))
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+        store.set(f"here/{launch.rank}", "")
+        return store
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=limit, wait_for_workers=False)
+    with post_notice(job, str(store.port)):
+        store.wait([f"here/{rank}" for rank in range(1, launch.size)], limit)
+    return store
+
+
+def _given_launch(rank: int | None, size: int | None) -> Launch | None:
+    if rank is None and size is None:
+        return None
+    if rank is None or size is None or not 0 <= rank < size:
+        raise ArgumentError(
+            f"RawDDPAdapter: expected both rank= and size= with 0 <= rank < size, got rank={rank!r}"
+            f" and size={size!r}; or leave both out under a launcher"
+        )
+    return Launch("the script", rank, size, rank, 0, one_host=True, job="")
+
+
+def _device(device: torch.device | str | None) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        return with_index(torch.device(device))
+    except RuntimeError as error:
+        raise ArgumentError(
+            'RawDDPAdapter: device: expected a torch.device or its name, such as "cpu" or'
+            f' "cuda:0", got {device!r}'
+        ) from error

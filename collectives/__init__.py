@@ -1,0 +1,29 @@
+"""Neighbour exchange for PyTorch: typed topologies and a differentiable P2P exchange.
+
+General layout; imports go only downwards:
+
+``errors``        the exception tree
+``topology``      Ring, Mesh, Graph: frozen values made of integers, no torch
+``context``       what an adapter (package ``adapters``) finds: rank, size, device, group
+``signature``     what the two ends of an exchange must agree on
+``plan``          who sends what to whom, as data; ``check_plans`` compares all ranks
+``runtime``       the checks of a context against ``torch.distributed``
+``transport``     moves bytes: process group, local copies, in-process simulator
+``trees, call``   from trees of tensors to messages, computed once per shape
+``engine``        runs a call: ``flight`` is one under way, ``chain`` the token chain
+``autograd``      the adjoint: the plan reversed
+``move``          from trees to calls and back
+``exchange``      Exchange, what users call; ``binding`` and ``lifetime`` are its life
+``compat``        drop-in names for people who come from open_clip
+``testing``       simulate(), check_adjoint(), a pytest plugin
+"""
+
+from . import errors as errors
+from .context import Adapter as Adapter
+from .context import Context as Context
+from .exchange import Exchange as Exchange
+from .pending import Pending as Pending
+from .received import Received as Received
+from .topology import Graph as Graph
+from .topology import Mesh as Mesh
+from .topology import Ring as Ring

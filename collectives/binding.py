@@ -1,0 +1,172 @@
+"""Binding an Exchange to a group, at first use and again after the group is gone.
+
+Nothing here is ever pickled or copied: an Exchange drops its binding when it is.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .engine import Deadline, Engine, GroupState
+from .errors import ContextError, TopologyError
+from .topology import Topology
+from .transport.group import GroupTransport
+from .transport.local import LocalTransport
+
+if TYPE_CHECKING:
+    from .call import Call
+    from .context import Context
+    from .plan import Plan
+    from .transport import Transport
+
+__all__ = ["Binding", "Route", "bind_exchange", "resolve"]
+
+TopologySource = Topology | Callable[[int], Topology]
+
+# By group (or, in the simulator, by transport). Exchanges over one group share one state.
+_STATES: weakref.WeakKeyDictionary[object, GroupState] = weakref.WeakKeyDictionary()
+_LOCAL_STATE = GroupState()
+
+_generation = 0
+
+
+def _new_generation() -> None:
+    global _generation  # noqa: PLW0603 - one number per process, changed by fork alone
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_new_generation)
+
+
+@dataclass(slots=True)
+class Route:
+    """A plan with the calls made for it so far, by grad mode and shapes."""
+
+    plan: Plan
+    calls: dict[object, Call] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Binding:
+    """An Exchange, once its ranks are known.
+
+    Args:
+        engine: Runs its calls.
+        context: Where this process stands.
+        topology: With the right size.
+        name: Of the Exchange.
+        signed: Whether signatures are part of the tags.
+        deadline: Unless a call brings its own.
+        routes: By operation and its arguments.
+        digest: What all ranks must agree on about the topology.
+        generation: Of the process: a fork makes a binding void.
+    """
+
+    engine: Engine
+    context: Context
+    topology: Topology
+    name: str
+    signed: bool
+    deadline: Deadline
+    routes: dict[object, Route] = field(default_factory=dict)
+    digest: str = ""
+    generation: int = field(default_factory=lambda: _generation)
+
+    def valid(self) -> bool:
+        """Whether this process may go on using it: no fork in between, and the group exists."""
+        return self.generation == _generation and self.engine.transport.alive()
+
+    @property
+    def here(self) -> str:
+        """For error texts."""
+        return f"(rank {self.engine.rank} of {self.engine.size})"
+
+
+def bind_exchange(
+    context: Context,
+    topology: TopologySource,
+    *,
+    name: str,
+    signed: bool,
+    deadline: Deadline,
+    last_size: int | None,
+) -> Binding:
+    """Make a binding.
+
+    Args:
+        context: What the adapter found.
+        topology: Or a function of the size.
+        name: Of the Exchange.
+        signed: Whether signatures are part of the tags.
+        deadline: Of each exchange.
+        last_size: Ranks of the group that it was bound to before (also in the process that it was
+            copied from).
+
+    Raises:
+        ContextError: It was bound to several ranks before and this process is alone.
+        TopologyError: The topology does not have as many ranks as the group.
+    """
+    local = context.group is None and context.transport is None
+    if local and not context.alone and last_size is not None and last_size > 1:
+        raise ContextError(
+            f"this Exchange belongs to {last_size} ranks, but here is no process group (the"
+            " group was destroyed, or this is a copy in another process): nothing would be"
+            " exchanged. Use it where the group is, or give the adapter alone=True"
+        )
+    transport: Transport
+    if context.transport is not None:
+        transport, state = context.transport, _state_of(context.transport)
+    elif context.group is not None:
+        transport = GroupTransport(context.group, context.device)
+        state = _state_of(context.group)
+    else:
+        transport, state = LocalTransport(alone=context.alone), _LOCAL_STATE
+    resolved = resolve(topology, context.size)
+    return Binding(
+        engine=Engine(transport, context.device, state),
+        context=context,
+        topology=resolved,
+        name=name,
+        signed=signed,
+        deadline=deadline,
+        digest=repr(resolved),
+    )
+
+
+def resolve(topology: TopologySource, size: int | None) -> Topology:
+    """Return the topology for that many ranks.
+
+    Raises:
+        TopologyError: It has another number of ranks, is no topology, or is a function of a size
+            that is not known yet (``size`` is ``None``).
+    """
+    resolved: object = topology
+    if not isinstance(topology, Topology):
+        if size is None:
+            raise TopologyError(
+                f"the topology is made by {topology!r} when the number of ranks is known, which it"
+                " is not yet; use the exchange first, or give it a topology of a fixed size"
+            )
+        resolved = topology(size)
+    if not isinstance(resolved, Topology):
+        raise TopologyError(
+            f"Exchange: expected a topology or a function of the size that makes one, got"
+            f" {resolved!r} from {topology!r}"
+        )
+    if size is not None and resolved.size != size:
+        raise TopologyError(
+            f"Exchange: {resolved!r} has {resolved.size} ranks, but the group has {size}; start"
+            f" {resolved.size} processes, or let the size decide: Exchange(Ring, adapter)"
+        )
+    return resolved
+
+
+def _state_of(owner: object) -> GroupState:
+    state = _STATES.get(owner)
+    if state is None:
+        state = _STATES[owner] = GroupState()
+    return state

@@ -1,0 +1,165 @@
+"""The token chain: every rank runs the same exchanges in backward, whatever its own graph.
+
+Autograd runs the backward of an exchange only if the loss depends on it. A rank whose loss does
+not (a causal skip, a detached term, an output that nobody used) would leave its neighbours
+waiting. So a hidden scalar, the token, goes into each exchange and comes out of it: exchange k + 1
+depends on exchange k, whatever the data say, which fixes the order on every device; and
+``join(loss)`` makes the loss depend on the last token, so that all of them run. (JAX calls such a
+thing an ordered effect, mpi4torch ``JoinDummies``.)
+
+A chain is cut by ``join``, and by the first exchange after a backward has touched it: the next
+step begins a chain of its own. What ran is known per exchange, so that one whose backward was left
+out is found on the rank that left it out (:meth:`Chain.check`), by name. Counts are never
+compared: several forwards before one backward, several losses, accumulation and metrics under grad
+are legal. An exchange whose inputs need no gradient on this rank and whose outputs are not used
+looks like a metric from here, and raises no alarm.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .errors import DeadExchange
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["Chain", "Record", "caller"]
+
+# Exchanges under grad with neither backward nor join: each one keeps its graph alive.
+WARN_AT = 1024
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+class Record:
+    """One exchange of a chain.
+
+    Args:
+        op: The operation in words.
+        where: ``file:line`` of the caller.
+        wanted: Whether an input needs a gradient on this rank.
+    """
+
+    __slots__ = ("op", "ran", "wanted", "where")
+
+    def __init__(self, op: str, where: str, *, wanted: bool) -> None:
+        self.op, self.where, self.wanted = op, where, wanted
+        self.ran = False
+
+    def __str__(self) -> str:
+        return f"{self.op} at {self.where}"
+
+
+class Chain:
+    """The exchanges of one group on this rank, in the order of their forward calls."""
+
+    def __init__(self) -> None:
+        self._root = torch.zeros((), requires_grad=True)
+        self._token = self._root
+        self._segment: list[Record] = []
+        self._earlier: list[list[Record]] = []
+        self._task, self._task_token = -1, self._root
+
+    def link(self, record: Record) -> Tensor:
+        """Add an exchange and return the token that goes into it."""
+        task = torch._C._current_graph_task_id()
+        if task != -1:
+            # Inside a backward: a checkpoint computes its block again. Linked to the main chain,
+            # the block's own backward would run everything before it a second time.
+            if task != self._task:
+                self._task, self._task_token = task, self._root
+            return self._task_token
+        if any(earlier.ran for earlier in self._segment):
+            self.cut()
+        self._segment.append(record)
+        if len(self._segment) == WARN_AT:
+            warnings.warn(
+                f"{WARN_AT} exchanges under grad without backward(), join() or mark_step(): their"
+                " graphs are kept alive; wrap evaluation in torch.no_grad(), or call"
+                " exchange.mark_step() in the loop",
+                stacklevel=_frames_to_caller(),
+            )
+        return self._token
+
+    def advance(self, token: Tensor) -> None:
+        """Take the token that came out of the exchange linked last."""
+        if torch._C._current_graph_task_id() != -1:
+            self._task_token = token
+        else:
+            self._token = token
+
+    def cut(self) -> None:
+        """Begin a new chain; the old one is still checked."""
+        if self._segment:
+            self._earlier.append(self._segment)
+            self._segment = []
+        # Segments that ran as a whole, or not at all, have nothing more to tell.
+        if len(self._earlier) > 1:
+            self._earlier = [s for s in self._earlier if not all(r.ran for r in s)][-WARN_AT:]
+        self._token = self._root
+
+    def take(self) -> Tensor | None:
+        """Return the last token and cut the chain; ``None`` if nothing was exchanged."""
+        if not self._segment:
+            return None
+        token = self._token
+        self.cut()
+        return token
+
+    def skipped_after(self, record: Record) -> list[Record]:
+        """Return the exchanges after ``record`` that its backward should have run before it."""
+        for segment in (*self._earlier, self._segment):
+            if record in segment:
+                later = segment[segment.index(record) + 1 :]
+                return [r for r in later if not r.ran]
+        return []
+
+    def check(self) -> None:
+        """Raise if only a part of a chain ran backward; forget everything else.
+
+        Raises:
+            DeadExchange: Names what did not run.
+        """
+        self.cut()
+        segments, self._earlier = self._earlier, []
+        for segment in segments:
+            dead = [r for r in segment if r.wanted and not r.ran]
+            if dead and any(r.ran for r in segment):
+                ran = next(r for r in segment if r.ran)
+                raise DeadExchange(
+                    f"the backward of {dead[0]} did not run on this rank, while that of {ran} did:"
+                    " the loss does not depend on its output, and ranks whose loss does would wait"
+                    " for ever. Tie all exchanges to the loss: loss = exchange.join(loss); or"
+                    " exchange under torch.no_grad() what needs no gradient"
+                )
+
+
+def caller() -> str:
+    """Return ``file:line`` of the code that called this package."""
+    frame = _calling_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
+
+
+def _calling_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _ours(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _frames_to_caller() -> int:
+    depth, frame = 0, sys._getframe(0)
+    while frame.f_back is not None and _ours(frame):
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
+def _ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return bool(name == _PACKAGE or name.startswith(f"{_PACKAGE}."))

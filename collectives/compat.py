@@ -1,0 +1,165 @@
+"""Drop-in names for code that comes from open_clip: the same signatures, right at every size.
+
+The functions that people copy from its SigLIP loss swap the two sides on two ranks, fail on one,
+and leave a rank waiting whose loss does not use what arrives. These do not::
+
+    from collectives.compat import join, neighbour_exchange_bidir_with_grad
+
+    from_right, from_left = neighbour_exchange_bidir_with_grad(left, right, to_left, to_right)
+    ...
+    join(loss).backward()
+
+Ranks are **global** ranks, as there; ``group`` defaults to the default process group. Neighbours
+need not be those of a ring, but must agree: ``to_left`` goes to ``left_rank``, for whom this rank
+is its ``right_rank``. Without a process group only a process that is alone may exchange, with
+itself (rank 0). All calls on one group share one hidden engine, which lives as long as the group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from . import runtime
+from .binding import Binding, Route, bind_exchange
+from .engine import Deadline
+from .errors import ArgumentError
+from .lifetime import join_chain
+from .move import Options, move
+from .plan import LEFTWARD, RIGHTWARD, Lane, Plan
+from .topology import Graph
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = [
+    "join",
+    "neighbour_exchange",
+    "neighbour_exchange_bidir",
+    "neighbour_exchange_bidir_with_grad",
+    "neighbour_exchange_with_grad",
+]
+
+TIMEOUT = 300.0  # seconds, as an Exchange's
+
+_bindings: dict[tuple[ProcessGroup | None, torch.device], Binding] = {}
+
+
+def neighbour_exchange(
+    from_rank: int, to_rank: int, tensor: Tensor, group: ProcessGroup | None = None
+) -> Tensor:
+    """Send ``tensor`` to ``to_rank`` and return what ``from_rank`` sent; no gradient.
+
+    Args:
+        from_rank: Global rank.
+        to_rank: Global rank.
+        tensor: Of the same shape and dtype on all ranks; any strides.
+        group: Both ranks are members; default: the default group.
+
+    Raises:
+        ArgumentError: No such rank in the group.
+        ExchangeError: It was started and did not succeed.
+    """
+    with torch.no_grad():
+        return neighbour_exchange_with_grad(from_rank, to_rank, tensor, group)
+
+
+def neighbour_exchange_with_grad(
+    from_rank: int, to_rank: int, tensor: Tensor, group: ProcessGroup | None = None
+) -> Tensor:
+    """Do :func:`neighbour_exchange`, differentiably; see :func:`join`.
+
+    Gradient: that of what this rank sent comes back from ``to_rank``.
+    """
+    binding = _binding(tensor, group)
+    lane = Lane(RIGHTWARD, _member(binding, to_rank), _member(binding, from_rank))
+    (arrived,) = _move(binding, "neighbour_exchange", (lane,), (tensor,))
+    return arrived
+
+
+def neighbour_exchange_bidir(
+    left_rank: int,
+    right_rank: int,
+    tensor_to_left: Tensor,
+    tensor_to_right: Tensor,
+    group: ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Exchange with both neighbours; return ``(from_right, from_left)``, as open_clip does.
+
+    No gradient. ``from_right`` is expected like ``tensor_to_left``, ``from_left`` like
+    ``tensor_to_right``.
+
+    Raises:
+        ArgumentError: No such rank in the group.
+        ExchangeError: It was started and did not succeed.
+    """
+    with torch.no_grad():
+        return neighbour_exchange_bidir_with_grad(
+            left_rank, right_rank, tensor_to_left, tensor_to_right, group
+        )
+
+
+def neighbour_exchange_bidir_with_grad(
+    left_rank: int,
+    right_rank: int,
+    tensor_to_left: Tensor,
+    tensor_to_right: Tensor,
+    group: ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Do :func:`neighbour_exchange_bidir`, differentiably; see :func:`join`."""
+    binding = _binding(tensor_to_left, group)
+    left, right = _member(binding, left_rank), _member(binding, right_rank)
+    lanes = (Lane(LEFTWARD, left, right), Lane(RIGHTWARD, right, left))
+    tensors = (tensor_to_left, tensor_to_right)
+    from_right, from_left = _move(binding, "neighbour_exchange_bidir", lanes, tensors)
+    return from_right, from_left
+
+
+def join(loss: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Tie all exchanges of the group to ``loss``, before ``backward()``: see ``Exchange.join``."""
+    return join_chain(_binding(loss, group), loss)
+
+
+def _move(
+    binding: Binding, op: str, lanes: tuple[Lane, ...], tensors: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    route = binding.routes.get((op, lanes))
+    if route is None:
+        plan = Plan(op, binding.engine.rank, binding.engine.size, lanes)
+        route = binding.routes[op, lanes] = Route(plan)
+    return cast("tuple[Tensor, ...]", move(binding, route, tensors, Options()))
+
+
+def _binding(tensor: Tensor, group: ProcessGroup | None) -> Binding:
+    group = runtime.default_group() if group is None else group
+    key = (group, tensor.device)
+    binding = _bindings.get(key)
+    if binding is None or not binding.valid():
+        # A binding keeps its group alive, so those of destroyed groups must not stay.
+        for old in [old for old, known in _bindings.items() if not known.valid()]:
+            del _bindings[old]
+        context = runtime.bind_group(group, tensor.device, source="neighbour_exchange")
+        binding = _bindings[key] = bind_exchange(
+            context,
+            lambda size: Graph(size, ()),
+            name="compat",
+            signed=True,
+            deadline=Deadline(TIMEOUT),
+            last_size=None,
+        )
+    return binding
+
+
+def _member(binding: Binding, rank: int) -> int:
+    """Translate a global rank into a rank of the group."""
+    group = binding.context.group
+    members = (0,) if group is None else runtime.group_ranks(group)
+    if rank not in members:
+        shown = ", ".join(map(str, members[:16])) + (", ..." if len(members) > 16 else "")
+        raise ArgumentError(
+            f"neighbour_exchange: expected a global rank of the group ({shown}), got {rank}"
+            f" {binding.here}; on a ring of n: (rank - 1) % n and (rank + 1) % n"
+        )
+    return members.index(rank)

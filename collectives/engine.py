@@ -1,0 +1,264 @@
+"""Runs one call on one transport: post everything, wait for everything, unpack.
+
+Receives are posted before sends: gloo's send is a rendezvous, and a receive that is already there
+saves a round of its event loop. Self sends are copies, open ends are filled. Every wait has the
+deadline of its exchange. The first failure breaks the group for good: a gloo pair that has timed
+out is closed, and whatever came next would fail with a text that hides the cause.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .chain import Chain, Record, caller
+from .errors import CollectivesError, ExchangeError, ExchangeTimeout, PeerLost
+from .flight import Flight
+from .transport import Post
+from .transport.group import failure_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .call import Call
+    from .pending import Dropped
+    from .transport import Transport, Work
+
+__all__ = ["Counters", "Deadline", "Engine", "GroupState"]
+
+_DIGEST_MASK = (1 << 20) - 1
+_SEQUENCE_MASK = (1 << 10) - 1
+
+
+class Deadline:
+    """Seconds that one exchange may take, all its messages together."""
+
+    __slots__ = ("_full", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._full = timedelta(seconds=seconds)
+
+    def remaining(self, elapsed: float) -> timedelta:
+        """Return what is left; exact only after half a second, since a timedelta costs time."""
+        if elapsed < 0.5:
+            return self._full
+        return timedelta(seconds=max(0.001, self.seconds - elapsed))
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one Exchange has moved on this rank, backward included."""
+
+    exchanges: int = 0
+    messages_sent: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: float = 0.0
+
+
+class GroupState:
+    """What all Exchanges over one group share on this rank.
+
+    It lives as long as the group, not as long as an Exchange: were it tied to Exchanges, garbage
+    collection, which no two ranks do at the same time, would set one rank's numbers back.
+    """
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self.chain = Chain()
+        self.step: tuple[int, ...] = ()
+        self.step_tag = 0
+        self.broken: str | None = None
+        self.wreck: Flight | None = None
+        self.dropped: list[Dropped] = []
+
+    def next_sequence(self) -> int:
+        """Number the next exchange."""
+        self.sequence += 1
+        return self.sequence
+
+    def mark_step(self, numbers: tuple[int, ...]) -> None:
+        """Put the step into the signatures of what follows."""
+        self.step = numbers
+        digest = zlib.crc32(repr(numbers).encode()) if numbers else 0
+        self.step_tag = (digest & _DIGEST_MASK) << 11
+
+
+class Engine:
+    """Runs calls.
+
+    Args:
+        transport: Moves the bytes.
+        device: Where tensors live.
+        state: Of the group.
+    """
+
+    def __init__(self, transport: Transport, device: torch.device, state: GroupState) -> None:
+        self.transport, self.device, self.state = transport, device, state
+        self.rank, self.size = transport.rank, transport.size
+        self.counters = Counters()
+        self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
+        self._announce = transport.announce
+
+    def run(
+        self,
+        call: Call,
+        inputs: Sequence[Tensor],
+        outs: Sequence[Tensor] | None,
+        sequence: int,
+        deadline: Deadline,
+        fill: float = 0,
+        record: Record | None = None,
+    ) -> list[Tensor]:
+        """Start a call and wait for it."""
+        return self.start(call, inputs, outs, sequence, deadline, fill, record).wait()
+
+    def start(
+        self,
+        call: Call,
+        inputs: Sequence[Tensor],
+        outs: Sequence[Tensor] | None,
+        sequence: int,
+        deadline: Deadline,
+        fill: float = 0,
+        record: Record | None = None,
+    ) -> Flight:
+        """Post all messages of a call.
+
+        Args:
+            call: Its tables.
+            inputs: One tensor per input of the call.
+            outs: One tensor per output to write into, or fresh ones.
+            sequence: Its number on the group; a backward has its forward's.
+            deadline: For all of it.
+            fill: Value beyond an open end.
+            record: Its place in the token chain.
+        """
+        if outs is None:
+            results = [torch.empty(s, dtype=d, device=self.device) for s, d in call.outputs]
+        else:
+            results = list(outs)
+        flight = Flight(self, call, inputs, results, sequence, deadline, record)
+        if self._announce is not None:
+            where = record.where if record is not None else caller()
+            self._announce(call.signature(sequence, self.state.step, where))
+        for source, target in call.copies:
+            results[target].copy_(inputs[source])
+        for target, _ in call.fills:
+            results[target].fill_(fill)
+        try:
+            flight.works = self._post(flight)
+        except BaseException as error:
+            failure = self.failure(error, flight)
+            if failure is error:
+                raise
+            raise failure from error
+        self._count(call)
+        return flight
+
+    def _post(self, flight: Flight) -> Sequence[Work]:
+        mix = self.state.step_tag ^ ((flight.sequence & _SEQUENCE_MASK) << 1)
+        receives, sends = self._receives(flight, mix), self._sends(flight, mix)
+        if self._batch is not None:
+            posts = [Post("send", *message) for message in sends]
+            return self._batch(posts + [Post("recv", *message) for message in receives])
+        send, recv = self._send, self._recv
+        works = [recv([tensor], peer, tag) for tensor, peer, tag in receives]
+        works += [send([tensor], peer, tag) for tensor, peer, tag in sends]
+        return works
+
+    def _receives(self, flight: Flight, mix: int) -> list[tuple[Tensor, int, int]]:
+        call, results = flight.call, flight.results
+        messages = []
+        for position, peer, tag, leaf in call.recv_singles:
+            target = results[position]
+            if not target.is_contiguous():
+                buffer = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device)
+                flight.copied.append((target, buffer))
+                target = buffer
+            messages.append((target, peer, tag ^ mix))
+        for message in call.recv_packs:
+            packed = message.pack.take(self.device)
+            flight.packed.append((message, packed, True))
+            messages.append((packed.flat, message.peer, message.tag ^ mix))
+        return messages
+
+    def _sends(self, flight: Flight, mix: int) -> list[tuple[Tensor, int, int]]:
+        call, inputs = flight.call, flight.inputs
+        messages = []
+        for position, peer, tag, _ in call.send_singles:
+            messages.append((_dense(inputs[position]), peer, tag ^ mix))
+        for message in call.send_packs:
+            packed = message.pack.take(self.device)
+            torch._foreach_copy_(packed.views, [inputs[i] for i in message.pack.indices])
+            flight.packed.append((message, packed, False))
+            messages.append((packed.flat, message.peer, message.tag ^ mix))
+        return messages
+
+    def _count(self, call: Call) -> None:
+        counters = self.counters
+        counters.exchanges += 1
+        counters.messages_sent += call.messages_sent
+        counters.bytes_sent += call.bytes_sent
+        counters.bytes_received += call.bytes_received
+
+    def failure(self, error: BaseException, flight: Flight) -> BaseException:
+        """Return what to raise for an error of the transport, and break the group's state."""
+        signature = flight.call.signature(
+            flight.sequence,
+            self.state.step,
+            flight.record.where if flight.record is not None else caller(),
+        )
+        hint = self._skipped(flight)
+        here = f"rank {self.rank} of {self.size}"
+        self.state.broken = self.state.broken or f"{signature} failed: {_first_line(error)}"
+        self.state.wreck = flight  # its buffers may still be written to
+        if isinstance(error, CollectivesError):
+            return type(error)(f"{error} ({here}){hint}") if hint else error
+        if not isinstance(error, Exception):
+            return error  # Ctrl-C and its like stay what they are
+        kind = failure_kind(error)
+        elapsed = f"after {flight.elapsed:.2f} s of {flight.deadline.seconds:g} s"
+        if kind == "timeout":
+            peers = ", ".join(map(str, flight.call.peers))
+            return ExchangeTimeout(
+                f"{signature}: no answer from rank {peers} {elapsed} ({here}){hint}. Does every"
+                " rank call the same exchanges in the same order, with the same shapes? A slow"
+                " rank needs a longer timeout="
+            )
+        if kind == "lost":
+            peers = ", ".join(map(str, flight.call.peers))
+            return PeerLost(
+                f"{signature}: the connection to rank {peers} was closed {elapsed} ({here}){hint}."
+                " Its process ended or gave up: its own output says why"
+            )
+        return ExchangeError(f"{signature} failed {elapsed} ({here}){hint}: {_first_line(error)}")
+
+    def _skipped(self, flight: Flight) -> str:
+        """Name the exchanges that this backward left out, if it did: others wait in them."""
+        if flight.record is None or flight.call.phase == 0:
+            return ""
+        skipped = self.state.chain.skipped_after(flight.record)
+        if not skipped:
+            return ""
+        return (
+            f"; this rank never ran the backward of {skipped[0]}: its loss does not depend on"
+            " it, so tie all exchanges to the loss: loss = exchange.join(loss)"
+        )
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Return what can go onto the wire as raw memory."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,332 @@
+"""What users call: the operations of an exchange with the neighbours of a topology.
+
+Rule and effect are apart: ``plan`` says who sends what to whom, ``call`` which messages that
+takes for these shapes, ``engine`` runs them, ``autograd`` runs them backwards. Here is only the
+public surface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeVar, cast
+
+from .binding import Binding, Route, resolve
+from .errors import ArgumentError
+from .explain import explain
+from .lifetime import BoundLate, deadline_of
+from .move import Options, move, start_move
+from .pending import Pending
+from .plan import Plan, plan_exchange, plan_permute, plan_shift
+from .received import Received
+from .topology import Cartesian, Topology
+
+__all__ = ["Exchange"]
+
+T = TypeVar("T")
+L = TypeVar("L")
+R = TypeVar("R")
+Shapes = Literal["same", "discover"]
+Axis = str | int | None
+Pairs = Sequence[tuple[int, int]]
+Trees = tuple[object, ...]
+
+
+class Exchange(BoundLate):
+    """Exchanges tensors with neighbours, differentiably, in every runtime.
+
+    Every rank of the topology calls the same operations in the same order. Results are new
+    tensors, never views of an input; a ring of one gives copies. It may be made before any rank is
+    known (in ``LightningModule.__init__``): everything resolves at first use. It can be pickled and
+    deep-copied; a copy binds anew, and never turns into a local one.
+
+    Args:
+        topology: A :class:`~collectives.Ring` or :class:`~collectives.Mesh`, or a function of the
+            number of ranks that makes one: ``Exchange(Ring, adapter)``.
+        adapter: Finds rank, device and group: see ``adapters``.
+        name: Part of the signature that ranks must agree on, and of every error text.
+        timeout: Seconds that each exchange may take, unless a call brings its own.
+        verify: ``"auto"`` puts a digest of each exchange's signature into its messages' tags, so
+            that a message of another exchange cannot match; ``"off"`` leaves it out.
+
+    Example:
+        >>> from collectives.testing import simulate
+        >>> def program(adapter):
+        ...     exchange = Exchange(Ring, adapter)
+        ...     mine = torch.tensor([float(exchange.rank)])
+        ...     from_left, from_right = exchange.exchange(to_left=mine, to_right=mine)
+        ...     return from_left.item(), from_right.item()
+        >>> simulate(3, program)
+        [(2.0, 1.0), (0.0, 2.0), (1.0, 0.0)]
+
+    The gradient is that of the **sum over ranks** of the losses. DDP then divides by the number of
+    ranks: with a mean local loss the DDP gradient equals the single-process one, with no factor.
+    """
+
+    def shift(
+        self,
+        tree: T,
+        offset: int = 1,
+        *,
+        axis: Axis = None,
+        fill: float = 0,
+        like: T | None = None,
+        out: T | None = None,
+        shapes: Shapes = "same",
+        timeout: float | None = None,
+    ) -> T:
+        """Pass a tree on: the result on rank r is the tree of rank r - ``offset``.
+
+        Called by: every rank, with the same offset and axis.
+        Gradient: flows back to the rank that sent the tree (a shift by ``-offset``).
+
+        Args:
+            tree: Tensor, or tuple, list, dict, NamedTuple, dataclass of tensors; any strides.
+            offset: Signed, in ranks along the axis; +1 is the right neighbour.
+            axis: Of the mesh; may be left out where there is one.
+            fill: Value of all that would come from beyond an open end.
+            like: Shapes and dtypes of what arrives, where they differ from those of ``tree``.
+            out: Buffers to write into, built like the result; the result is an alias of them.
+            shapes: "same": what arrives is like ``tree``. ("discover" is not supported yet.)
+            timeout: Seconds, instead of the Exchange's.
+
+        Returns:
+            A tree like ``tree`` (or ``like``): new contiguous tensors, never views of the input.
+
+        Raises:
+            TopologyError: No such axis.
+            ArgumentError: A tree that cannot be sent, or a wrong ``out``.
+            ExchangeError: It was started and did not succeed.
+
+        Source: MPI_Cart_shift with MPI_Sendrecv; JAX ppermute.
+        """
+        binding, route = self._shift_route(offset, axis, shapes)
+        (arrived,) = move(binding, route, (tree,), _options(_one(like), _one(out), fill, timeout))
+        return cast("T", arrived)
+
+    def start_shift(
+        self,
+        tree: T,
+        offset: int = 1,
+        *,
+        axis: Axis = None,
+        fill: float = 0,
+        like: T | None = None,
+        out: T | None = None,
+        shapes: Shapes = "same",
+        timeout: float | None = None,
+    ) -> Pending[T]:
+        """Start :meth:`shift`; ``wait()`` on the result gives the tree.
+
+        What is sent must not be written to before ``wait()``. Backward overlaps as forward does.
+        """
+        binding, route = self._shift_route(offset, axis, shapes)
+        options = _options(_one(like), _one(out), fill, timeout)
+        return cast("Pending[T]", start_move(binding, route, (tree,), options, _first))
+
+    def exchange(
+        self,
+        *,
+        to_left: L,
+        to_right: R,
+        axis: Axis = None,
+        like: Received[R, L] | None = None,
+        out: Received[R, L] | None = None,
+        shapes: Shapes = "same",
+        timeout: float | None = None,
+    ) -> Received[R, L]:
+        """Send one tree to each neighbour and receive one from each, in one batch.
+
+        Called by: every rank. Gradient: the same exchange with the sides crossed.
+
+        Args:
+            to_left: For the rank on the left (rank - 1); ``None``: nothing travels to the left,
+                on any rank.
+            to_right: For the rank on the right.
+            axis: Of the mesh; may be left out where there is one.
+            like: Shapes and dtypes of what arrives, side by side, where they differ from those
+                of what leaves.
+            out: Buffers to write into.
+            shapes: "same": what comes from the left is like my ``to_right``, from the right like
+                my ``to_left``. ("discover" is not supported yet.)
+            timeout: Seconds, instead of the Exchange's.
+
+        Returns:
+            ``(from_left, from_right)``, with these names; zeros beyond an open end. With two ranks
+            both neighbours are the same rank, and what was meant for its left arrives as its
+            ``from_right``; with one rank ``from_left`` is a copy of ``to_right``.
+
+        Raises:
+            TopologyError: No such axis.
+            ArgumentError: A tree that cannot be sent, or a wrong ``out``.
+            ExchangeError: It was started and did not succeed.
+
+        Source: MPI_Neighbor_alltoall on a Cartesian communicator.
+        """
+        binding, route = self._exchange_route(axis, shapes)
+        options = _options(_crossed(like), _crossed(out), 0, timeout)
+        return _received(move(binding, route, (to_left, to_right), options))
+
+    def start_exchange(
+        self,
+        *,
+        to_left: L,
+        to_right: R,
+        axis: Axis = None,
+        like: Received[R, L] | None = None,
+        out: Received[R, L] | None = None,
+        shapes: Shapes = "same",
+        timeout: float | None = None,
+    ) -> Pending[Received[R, L]]:
+        """Start :meth:`exchange`; ``wait()`` on the result gives what arrived.
+
+        What is sent must not be written to before ``wait()``. Backward overlaps as forward does.
+        """
+        binding, route = self._exchange_route(axis, shapes)
+        options = _options(_crossed(like), _crossed(out), 0, timeout)
+        return start_move(binding, route, (to_left, to_right), options, _received)
+
+    def permute(
+        self,
+        tree: T,
+        pairs: Pairs,
+        *,
+        fill: float = 0,
+        like: T | None = None,
+        out: T | None = None,
+        shapes: Shapes = "same",
+        timeout: float | None = None,
+    ) -> T:
+        """Send trees along ``(source, destination)`` pairs of ranks; works on a Graph too.
+
+        Called by: every rank, with the same pairs. Gradient: the reversed pairs.
+
+        Args:
+            tree: What this rank sends, if it is a source.
+            pairs: Each rank at most once as a source and once as a destination.
+            fill: Value of the result on ranks that are no destination.
+            like: As in :meth:`shift`.
+            out: As in :meth:`shift`.
+            shapes: As in :meth:`shift`.
+            timeout: Seconds, instead of the Exchange's.
+
+        Raises:
+            ArgumentError: A rank twice among the sources or the destinations.
+            ExchangeError: It was started and did not succeed.
+
+        Source: JAX ppermute.
+        """
+        binding = self._bound()
+        _only_same(shapes, "permute")
+        key = ("permute", tuple(map(tuple, pairs)))
+        route = binding.routes.get(key)
+        if route is None:
+            plan = plan_permute(binding.engine.size, binding.engine.rank, pairs)
+            route = _add(binding, key, plan)
+        (arrived,) = move(binding, route, (tree,), _options(_one(like), _one(out), fill, timeout))
+        return cast("T", arrived)
+
+    def explain(
+        self,
+        operation: Literal["shift", "exchange", "permute"],
+        *,
+        offset: int = 1,
+        axis: Axis = None,
+        pairs: Pairs = (),
+    ) -> str:
+        """Say who sends what to whom; this rank's line is marked. Nothing is sent.
+
+        Works before the ranks are up if the topology has a fixed size.
+
+        Raises:
+            TopologyError: No such axis, or the size is not known yet.
+        """
+        binding = self._binding
+        size = binding.engine.size if binding is not None else None
+        topology = resolve(self._topology, size)
+        lanes = ("to_left", "to_right") if operation == "exchange" else ("tree",)
+        plans = [
+            _plan(topology, rank, operation, offset, axis, tuple(pairs))
+            for rank in range(topology.size)
+        ]
+        return explain(plans, binding.engine.rank if binding is not None else None, lanes)
+
+    def _shift_route(self, offset: int, axis: Axis, shapes: Shapes) -> tuple[Binding, Route]:
+        binding = self._bound()
+        key = ("shift", offset, axis)
+        route = binding.routes.get(key)
+        if route is None or shapes != "same":
+            _only_same(shapes, "shift")
+            plan = _plan(binding.topology, binding.engine.rank, "shift", offset, axis, ())
+            route = _add(binding, key, plan)
+        return binding, route
+
+    def _exchange_route(self, axis: Axis, shapes: Shapes) -> tuple[Binding, Route]:
+        binding = self._bound()
+        key = ("exchange", axis)
+        route = binding.routes.get(key)
+        if route is None or shapes != "same":
+            _only_same(shapes, "exchange")
+            plan = _plan(binding.topology, binding.engine.rank, "exchange", 0, axis, ())
+            route = _add(binding, key, plan)
+        return binding, route
+
+
+_DEFAULT = Options()
+
+
+def _options(like: Trees | None, out: Trees | None, fill: float, timeout: float | None) -> Options:
+    if like is None and out is None and timeout is None and fill == 0:
+        return _DEFAULT
+    deadline = None if timeout is None else deadline_of(timeout)
+    return Options(like=like, out=out, fill=fill, deadline=deadline)
+
+
+def _one(tree: object) -> Trees | None:
+    return None if tree is None else (tree,)
+
+
+def _crossed(sides: Received[R, L] | None) -> Trees | None:
+    """Return what arrives in the order of the lanes: leftward data come from the right."""
+    if sides is None:
+        return None
+    from_left, from_right = sides
+    return (from_right, from_left)
+
+
+def _first(arrived: Trees) -> object:
+    return arrived[0]
+
+
+def _received(arrived: Trees) -> Received[R, L]:
+    from_right, from_left = arrived
+    return cast("Received[R, L]", Received(from_left, from_right))
+
+
+def _add(binding: Binding, key: object, plan: Plan) -> Route:
+    route = binding.routes[key] = Route(plan)
+    return route
+
+
+def _plan(
+    topology: Topology, rank: int, operation: str, offset: int, axis: Axis, pairs: Pairs
+) -> Plan:
+    if operation == "permute":
+        return plan_permute(topology.size, rank, pairs)
+    # A Graph has the method too: it raises, and says what works instead.
+    index = topology.axis_index(axis, operation)
+    assert isinstance(topology, Cartesian)
+    if operation == "shift":
+        return plan_shift(topology, rank, index, offset)
+    if operation == "exchange":
+        return plan_exchange(topology, rank, index)
+    raise ArgumentError(f"explain: expected shift, exchange or permute, got {operation!r}")
+
+
+def _only_same(shapes: str, operation: str) -> None:
+    if shapes == "discover":
+        raise ArgumentError(
+            f"{operation}: shapes='discover' is not supported yet; give the shapes that arrive"
+            " through like="
+        )
+    if shapes != "same":
+        raise ArgumentError(f"{operation}: shapes must be 'same', got {shapes!r}")

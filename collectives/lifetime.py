@@ -1,0 +1,215 @@
+"""The life of an Exchange: made early, bound at first use, closed once."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor, is_grad_enabled
+
+from . import autograd
+from .binding import Binding, TopologySource, bind_exchange
+from .engine import Deadline
+from .errors import ArgumentError, ExchangeClosed
+from .move import raise_left_over
+from .topology import Topology
+
+if TYPE_CHECKING:
+    import torch
+
+    from .context import Adapter
+
+__all__ = ["BoundLate", "deadline_of", "join_chain"]
+
+
+class BoundLate:
+    """What an Exchange is apart from its operations; see there for the arguments."""
+
+    def __init__(
+        self,
+        topology: TopologySource,
+        adapter: Adapter,
+        *,
+        name: str | None = None,
+        timeout: float = 300.0,
+        verify: Literal["auto", "always", "off"] = "auto",
+    ) -> None:
+        if not callable(getattr(adapter, "context", None)):
+            raise ArgumentError(
+                f"Exchange: expected an adapter (LightningAdapter, FabricAdapter, RawDDPAdapter),"
+                f" got {adapter!r}"
+            )
+        if not isinstance(topology, Topology) and not callable(topology):
+            raise ArgumentError(
+                f"Exchange: expected a topology, such as Ring(4), or a function of the size, such"
+                f" as Ring, got {topology!r}"
+            )
+        if verify not in ("auto", "off"):
+            raise ArgumentError(
+                f"Exchange: verify must be 'auto' or 'off', got {verify!r}"
+                + ("; 'always' is not supported yet" if verify == "always" else "")
+            )
+        self._topology, self._adapter = topology, adapter
+        self._name = name or ""
+        self._timeout = deadline_of(timeout).seconds
+        self._verify = verify
+        self._binding: Binding | None = None
+        self._last_size: int | None = None
+        self._closed = False
+
+    def _bound(self) -> Binding:
+        binding = self._binding
+        if binding is None or self._closed or not binding.valid():
+            binding = self._bind()
+        return binding
+
+    def _bind(self) -> Binding:
+        if self._closed:
+            raise ExchangeClosed(f"{self!r} was closed; make a new one")
+        self._binding = None
+        self._binding = bind_exchange(
+            self._adapter.context(),
+            self._topology,
+            name=self._name,
+            signed=self._verify == "auto",
+            deadline=Deadline(self._timeout),
+            last_size=self._last_size,
+        )
+        self._last_size = self._binding.engine.size
+        return self._binding
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_binding": None}
+
+    def __repr__(self) -> str:
+        name = f", name={self._name!r}" if self._name else ""
+        topology = getattr(self._topology, "__name__", None) or repr(self._topology)
+        return f"Exchange({topology}, {type(self._adapter).__name__}{name})"
+
+    @property
+    def rank(self) -> int:
+        """Position of this process in the topology."""
+        return self._bound().engine.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks of the topology."""
+        return self._bound().engine.size
+
+    @property
+    def device(self) -> torch.device:
+        """Where exchanged tensors live."""
+        return self._bound().engine.device
+
+    @property
+    def topology(self) -> Topology:
+        """The topology, with its size."""
+        return self._bound().topology
+
+    def close(self) -> None:
+        """End this Exchange; the process group stays. Idempotent.
+
+        Raises:
+            PendingDropped: A Pending of its group was thrown away without ``wait()``.
+        """
+        binding, self._binding, closed, self._closed = self._binding, None, self._closed, True
+        if binding is not None and not closed and binding.valid():
+            binding.engine.transport.close()
+            if binding.engine.state.dropped:
+                raise_left_over(binding)
+
+    # -- the backward ----------------------------------------------------------------------------
+
+    def join(self, loss: Tensor) -> Tensor:
+        """Tie all exchanges made since the last join to ``loss``: call it before ``backward()``.
+
+        Then every rank runs the backward of every exchange, in the same order, even where its
+        own loss does not depend on one (a causal skip, a detached term, an unused output); else
+        the ranks whose loss does would wait for it. The value is unchanged.
+
+        With several losses, join each where it is computed: ``join`` cuts the chain, so that
+        each backward runs its own exchanges. Losses that are backpropagated one by one over one
+        chain would run what they share twice.
+
+        Called by: every rank. Gradient: passes through. Under ``no_grad`` it does nothing.
+
+        Args:
+            loss: Any tensor of a floating-point dtype.
+
+        Returns:
+            A tensor equal to ``loss``; it requires grad if anything was exchanged under grad.
+        """
+        return join_chain(self._bound(), loss)
+
+    def check_backward(self) -> None:
+        """Raise if the backward of only some of the last exchanges ran; then begin anew.
+
+        Called by: any rank, after ``backward()``. Purely local.
+
+        Raises:
+            DeadExchange: Names what did not run, and the line that made it.
+        """
+        self._bound().engine.state.chain.check()
+
+    def mark_step(self, *numbers: int) -> None:
+        """Tell where the loop stands: the numbers take part in matching from now on.
+
+        Called by: every rank, between two steps, with the same numbers (epoch, step); so ranks
+        that are out of step do not take each other's messages. Without numbers it only checks.
+
+        Raises:
+            DeadExchange: As :meth:`check_backward`.
+            PendingDropped: A Pending was thrown away without ``wait()``.
+        """
+        _check_numbers(numbers)
+        binding = self._bound()
+        raise_left_over(binding)
+        binding.engine.state.mark_step(numbers)
+        binding.engine.state.chain.check()
+
+    def stats(self) -> dict[str, float]:
+        """Return what this Exchange has moved on this rank since it was bound, for a logger.
+
+        Returns:
+            ``exchanges`` (calls, backward ones included), ``messages_sent``, ``bytes_sent``,
+            ``bytes_received``, ``seconds`` (from posting to arrival, summed). Copies within the
+            rank are not counted.
+        """
+        counters = self._bound().engine.counters
+        return {
+            "exchanges": counters.exchanges,
+            "messages_sent": counters.messages_sent,
+            "bytes_sent": counters.bytes_sent,
+            "bytes_received": counters.bytes_received,
+            "seconds": counters.seconds,
+        }
+
+
+def join_chain(binding: Binding, loss: Tensor) -> Tensor:
+    """Tie the chain of a group to ``loss`` and cut it; see :meth:`BoundLate.join`."""
+    _check_loss(loss)
+    raise_left_over(binding)
+    if not is_grad_enabled():
+        return loss
+    token = binding.engine.state.chain.take()
+    return loss if token is None else autograd.join(loss, token)
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor) or not (loss.is_floating_point() or loss.is_complex()):
+        raise ArgumentError(f"join: expected a floating-point tensor, got {loss!r}")
+
+
+def _check_numbers(numbers: tuple[object, ...]) -> None:
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+        raise ArgumentError(f"mark_step: expected ints, such as epoch and step, got {numbers}")
+
+
+def deadline_of(seconds: object) -> Deadline:
+    """Check a timeout."""
+    number = float(seconds) if isinstance(seconds, int | float) else math.nan
+    if isinstance(seconds, bool) or not 0 < number < math.inf:
+        raise ArgumentError(
+            f"timeout must be a positive, finite number of seconds, got {seconds!r}"
+        )
+    return Deadline(number)

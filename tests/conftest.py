@@ -1,0 +1,29 @@
+"""What holds for every test: pytest's own process stays as it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+pytest_plugins = ["collectives.testing.plugin", "pytester", "tests.support.worlds"]
+
+
+@pytest.fixture(autouse=True)
+def process_stays_clean() -> Iterator[None]:
+    before = _environ()
+    yield
+    after = _environ()
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+    assert after == before, "the test changed the environment of pytest's process"
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        pytest.fail("the test left a process group in pytest's process")
+
+
+def _environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
