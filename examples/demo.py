@@ -94,6 +94,7 @@ def _run(demo: Demo, console: Console) -> tuple[dict[str, list[Record]], dict[st
     runs, seconds = {}, {}
     options = ["--steps", str(demo.steps), "--precision", str(demo.precision)]
     with tempfile.TemporaryDirectory(prefix="collectives-demo-") as folder:
+        # On the CPU, since agreement is shown in float64; by themselves the runs take a GPU.
         options += ["--accelerator", "cpu", "--record", folder]
         for number, job in enumerate(JOBS, start=1):
             console.print(f"[bold]({number}/{len(JOBS)}) {job.title}")

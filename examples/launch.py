@@ -78,28 +78,20 @@ def launch(job: Job, *, ranks: int, options: list[str], timeout: float) -> None:
             f"{job.title}: not done after {timeout:.0f} s (raise --timeout)"
         ) from None
     finally:
-        _end(process)
+        if process.returncode != 0:  # None: it runs still, or Ctrl-C came
+            _end(process)
     if code != 0:
         raise LaunchError(f"{job.title}: ended with exit code {code}; its output stands above")
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """All ranks of this host on its loopback, one thread each, on the CPU.
-
-    The comparison is about float64 to the last digits. The examples themselves take a GPU where
-    there is one.
-    """
+    """All ranks are on this host: they meet on its loopback, and share its cores."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
-    return {
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": loopback,
-        **inherited,
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    return {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, **inherited}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a run's session; nothing is, where it ended well."""
+    """End what is left of a run's session; asked first, torchrun ends the sessions it made."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

@@ -29,7 +29,7 @@ class Options:
         ranks: Processes to start; a script under torchrun has them already.
         steps: Of the optimizer.
         dtype: Of parameters and pixels.
-        accelerator: As Lightning names it.
+        accelerator: As Lightning names it; "auto" takes a GPU where there is one.
         record: Folder for what each rank leaves behind; ``None`` keeps nothing.
     """
 
@@ -143,12 +143,12 @@ class Recorder:
         self._losses.append(loss.item())
         self._progress.update(self._task, advance=1, loss=self._losses[-1])
         done, total = len(self._losses), self._options.steps
-        if self._progress.disable and done % max(1, total // 4) == 0:
+        if self._progress.disable and done * 4 // total > (done - 1) * 4 // total:
             self._console.print(
                 f"  {self._run}: step {done}/{total}, loss of rank 0: {self._losses[-1]:.3f}"
             )
 
-    def finish(self, model: SigLIP, *, bytes_sent: int = 0) -> None:
+    def finish(self, model: SigLIP, *, bytes_sent: float = 0) -> None:
         """Save the record where the options ask for one; rank 0 prints a line."""
         seconds = time.perf_counter() - self._start
         self._progress.stop()
@@ -159,7 +159,7 @@ class Recorder:
             losses=self._losses,
             accuracy=retrieval(model),
             seconds=seconds,
-            bytes_sent=bytes_sent,
+            bytes_sent=int(bytes_sent),
             parameters={name: value.cpu() for name, value in model.state_dict().items()},
         )
         if self._options.record is not None:

@@ -1,6 +1,7 @@
 """The same job as a plain script with DistributedDataParallel.
 
-Run: ``torchrun --nproc-per-node 2 -m examples.torchrun_siglip``.
+Run: ``torchrun --nproc-per-node 2 -m examples.torchrun_siglip``, or ``python -m
+examples.torchrun_siglip`` for one process.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ __all__ = ["train"]
 
 
 def train(options: Options) -> None:
-    """Train on the ranks that torchrun started."""
-    with RawDDPAdapter() as adapter:
+    """Train on the ranks that torchrun started, or alone."""
+    device = None if options.accelerator == "auto" else options.accelerator
+    with RawDDPAdapter(device=device) as adapter:
         exchange = Exchange(Ring, adapter)
         model = build_model(options.dtype).to(exchange.device)
-        ddp = DistributedDataParallel(model)
+        # Started by hand there is one process without a group, which DDP refuses.
+        ddp = DistributedDataParallel(model) if exchange.size > 1 else model
         optimizer = build_optimizer(model)
         shard = Shard(options.steps, rank=exchange.rank, size=exchange.size, dtype=options.dtype)
         recorder = Recorder("torchrun", options, rank=exchange.rank, size=exchange.size)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ def test_the_demo_on_two_ranks_agrees_learns_and_draws(
     assert code == 0, text
     assert "All 4 runs agree within 1e-09: the global loss at each of 50 steps" in text
     for job in JOBS:
-        assert f"{job.run}: step 48/50" in text
+        assert f"{job.run}: step 50/50, loss of rank 0:" in text
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -33,9 +36,45 @@ def test_a_run_that_fails_ends_the_demo_with_exit_code_1(
     assert "Lost: ended with exit code 1; its output stands above" in capfd.readouterr().out
 
 
-def test_a_run_that_takes_too_long_is_ended() -> None:
-    with pytest.raises(LaunchError, match="whole batch: not done after 0 s"):
-        launch(JOBS[0], ranks=1, options=[], timeout=0.2)
+HOLD_A_LOCK = """
+import fcntl, subprocess, sys
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("held", file=lock, flush=True)
+command = [sys.executable, "-c", "import time; time.sleep(60)"]
+subprocess.run(command, pass_fds=[lock.fileno()])
+"""
+
+
+class JobWithAChild(Job):
+    def command(self, ranks: int) -> list[str]:
+        assert ranks == 1
+        return [sys.executable, "-c", HOLD_A_LOCK]
+
+
+def is_free(path: Path, within: float = 10.0) -> bool:
+    """A process lets go of its locks a moment after the signal that kills it."""
+    end = time.monotonic() + within
+    while not takes_lock(path) and time.monotonic() < end:
+        time.sleep(0.01)
+    return takes_lock(path)
+
+
+def takes_lock(path: Path) -> bool:
+    with path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_a_run_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with pytest.raises(LaunchError, match=r"Slow: not done after 3 s \(raise --timeout\)"):
+        launch(JobWithAChild("slow", "Slow", ""), ranks=1, options=[str(path)], timeout=3)
+    assert path.read_text() == "held\n"
+    assert is_free(path)
 
 
 @pytest.mark.parametrize(
