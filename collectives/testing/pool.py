@@ -100,8 +100,12 @@ class RankPool:
                 have been killed.
             RanksSkippedError: Every rank called ``pytest.skip``.
             TypeError: The program or an argument cannot be pickled.
+            ValueError: ``size`` is less than 1.
         """
         __tracebackhide__ = True
+        if size < 1:
+            message = f"RankPool.run: a world size is 1 or more, got {size}"
+            raise ValueError(message)
         self._runs += 1
         job = wire.Job(
             program=program,

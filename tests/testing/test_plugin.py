@@ -51,7 +51,8 @@ def test_parameters_and_values_of_fixtures_are_sent_along(pytester: pytest.Pytes
 
     @pytest.mark.ranks(2)
     @pytest.mark.parametrize("word", ["ring", "mesh"])
-    def test_body(word, made_by, tmp_path, world_size):
+    def test_body(word, made_by, tmp_path, world_size, default=7):
+        assert default == 7
         assert word in ("ring", "mesh")
         assert made_by != os.getpid()
         (tmp_path / f"{word}-{dist.get_rank()}").touch()
@@ -256,6 +257,14 @@ def test_a_fixture_that_acts_on_pytests_process_is_refused(
     """
     result = run(pytester, source, failed=1)
     result.stdout.fnmatch_lines([f"ranks: fixture '{fixture}' acts on pytest's own process: *"])
+
+
+@pytest.mark.parametrize("fixture", ["rank", "world_size"])
+def test_rank_and_world_size_are_refused_without_the_marker(
+    pytester: pytest.Pytester, fixture: str
+) -> None:
+    result = run(pytester, f"def test_body({fixture}): pass", errors=1)
+    result.stdout.fnmatch_lines(["ranks: rank and world_size exist only under @pytest.mark.ranks"])
 
 
 def test_an_async_body_fails_since_nothing_would_run_it(pytester: pytest.Pytester) -> None:

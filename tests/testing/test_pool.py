@@ -37,6 +37,10 @@ class TestValues:
         assert isinstance(point, Point)
         assert point.y.tolist() == [0, 1, 2]
 
+    def test_a_world_without_ranks_is_refused(self, rank_pool: RankPool) -> None:
+        with pytest.raises(ValueError, match="a world size is 1 or more, got 0"):
+            rank_pool.run(dist.get_rank, size=0)
+
     def test_an_argument_that_cannot_be_sent_is_named(self, rank_pool: RankPool) -> None:
         with pytest.raises(TypeError, match=r"argument 'lock' \(lock\) cannot be sent to the rank"):
             rank_pool.run(print, 1, size=2, kwargs={"lock": threading.Lock()})
