@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from .digits import CHANCE
+from .digits import CHANCE, SIZES
 from .siglip import SigLIP, retrieval
 
 __all__ = ["Options", "Record", "RecordError", "Recorder", "load_records", "parse_options"]
@@ -43,7 +43,9 @@ class Options:
 def parse_options(description: str | None) -> Options:
     """Read the command line of one run."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--ranks", type=int, default=2, help="processes to start (default: 2)")
+    parser.add_argument(
+        "--ranks", type=int, default=2, choices=SIZES, help="processes to start (default: 2)"
+    )
     parser.add_argument("--steps", type=int, default=150, help="optimizer steps (default: 150)")
     parser.add_argument("--precision", type=int, choices=(32, 64), default=32, help="bits")
     parser.add_argument("--accelerator", default="auto", help='"cpu", "gpu" or "auto" (default)')
