@@ -131,19 +131,19 @@ class Recorder:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("{task.fields[loss]}"),
             console=self._console,
             transient=True,
             disable=rank != 0 or not self._console.is_terminal,
         )
-        self._task = self._progress.add_task(run, total=options.steps, loss=float("nan"))
+        self._task = self._progress.add_task(run, total=options.steps, loss="")
         self._progress.start()
         self._start = time.perf_counter()
 
     def step(self, loss: Tensor) -> None:
         """Note the rank's loss of one step."""
         self._losses.append(loss.item())
-        self._progress.update(self._task, advance=1, loss=self._losses[-1])
+        self._progress.update(self._task, advance=1, loss=f"loss {self._losses[-1]:.3f}")
         done, total = len(self._losses), self._options.steps
         if self._progress.disable and done * 4 // total > (done - 1) * 4 // total:
             self._console.print(
