@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .chain import Chain, Record, caller
+from .dtypes import as_memory
 from .errors import CollectivesError, ExchangeError, ExchangeTimeout, PeerLost
 from .flight import Flight
 from .transport import Post
@@ -149,9 +150,9 @@ class Engine:
             where = record.where if record is not None else caller()
             self._announce(call.signature(sequence, self.state.step, where))
         for source, target in call.copies:
-            results[target].copy_(inputs[source])
+            as_memory(results[target]).copy_(as_memory(inputs[source]))
         for target, _ in call.fills:
-            results[target].fill_(fill)
+            as_memory(results[target]).fill_(fill)
         try:
             flight.works = self._post(flight)
         except BaseException as error:
@@ -257,7 +258,9 @@ def _dense(tensor: Tensor) -> Tensor:
     """Return what can go onto the wire as raw memory."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.contiguous()
+    if tensor.is_contiguous():
+        return tensor
+    return as_memory(tensor).contiguous().view(tensor.dtype)
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .dtypes import as_memory
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -84,7 +86,7 @@ class Flight:
                 torch._foreach_copy_([self.results[i] for i in message.pack.indices], buffer.views)
             message.pack.give(buffer)
         for target, buffer_ in self.copied:
-            target.copy_(buffer_)
+            as_memory(target).copy_(as_memory(buffer_))
 
     @property
     def elapsed(self) -> float:

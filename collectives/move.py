@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from . import autograd
 from .call import Call, Leaf
 from .chain import caller
+from .dtypes import cannot_hold
 from .errors import ArgumentError, ExchangeError, PendingDropped
 from .pending import Pending
 from .trees import LEAF, Structure, flatten, unflatten
@@ -128,6 +129,8 @@ def _prepare(
     outs = None
     if options.out is not None:
         outs = _flatten_out(binding, call, options.out, structures, inputs)
+    if options.fill != 0:
+        _check_fill(binding, call, options.fill)
     state.sequence += 1
     run = autograd.Run(
         engine, call, state.sequence, options.deadline or binding.deadline, outs, options.fill
@@ -249,6 +252,15 @@ def _specs(
         specs.append(tuple(Leaf(tuple(x.shape), x.dtype) for x in leaves))
         first += count
     return tuple(specs)
+
+
+def _check_fill(binding: Binding, call: Call, fill: float) -> None:
+    for dtype in {leaf.dtype for leaf in call.outputs}:
+        if reason := cannot_hold(dtype, fill):
+            raise ArgumentError(
+                f"{call.plan.op}: fill={fill!r} does not go into a tensor of {dtype}"
+                f" {binding.here}: {reason}; choose another fill, or shift dtypes one by one"
+            )
 
 
 def _flatten_out(
