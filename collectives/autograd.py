@@ -94,8 +94,8 @@ def start_differentiable(run: Run, inputs: Sequence[Tensor]) -> Callable[[], Seq
     of the first waits for it, and what was computed in between forward is computed in between
     backward.
     """
-    if torch._C._are_functorch_transforms_active():
-        outputs = _transformed(run, inputs)
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        outputs = differentiable(run, inputs)  # tangents need what has arrived
         return lambda: outputs
     token, *buffers = _apply(_Start, run, _link(run, inputs), *inputs)
     chain = run.engine.state.chain
@@ -212,7 +212,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: FunctionCtx, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         run: Run = ctx.run  # type: ignore[attr-defined]
-        return (None, *_tangents(run, tangents[2:]))
+        return (torch.zeros(()), *_tangents(run, tangents[2:]))
 
 
 class _Transformed(torch.autograd.Function):

@@ -118,6 +118,7 @@ class Exchange(BoundLate):
         """Start :meth:`shift`; ``wait()`` on the result gives the tree.
 
         What is sent must not be written to before ``wait()``. Backward overlaps as forward does.
+        Every rank waits for its started exchanges in the same order.
         """
         binding, route = self._shift_route(offset, axis, shapes)
         options = _options(_one(like), _one(out), fill, timeout)
@@ -180,6 +181,7 @@ class Exchange(BoundLate):
         """Start :meth:`exchange`; ``wait()`` on the result gives what arrived.
 
         What is sent must not be written to before ``wait()``. Backward overlaps as forward does.
+        Every rank waits for its started exchanges in the same order.
         """
         binding, route = self._exchange_route(axis, shapes)
         options = _options(_crossed(like), _crossed(out), 0, timeout)
@@ -329,4 +331,6 @@ def _only_same(shapes: str, operation: str) -> None:
             " through like="
         )
     if shapes != "same":
-        raise ArgumentError(f"{operation}: shapes must be 'same', got {shapes!r}")
+        raise ArgumentError(
+            f"{operation}: shapes must be 'same', got {shapes!r}; like= gives other shapes"
+        )
