@@ -15,7 +15,7 @@ from torch import Tensor
 from .digits import CHANCE, SIZES
 from .siglip import SigLIP, retrieval
 
-__all__ = ["Options", "Record", "RecordError", "Recorder", "load_records", "parse_options"]
+__all__ = ["Options", "Record", "RecordError", "Recorder", "begin_run", "load_records"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,10 @@ class Options:
     record: Path | None
 
 
-def parse_options(description: str | None) -> Options:
-    """Read the command line of one run."""
+def begin_run(description: str | None) -> Options:
+    """Read the command line of one run, and prepare its process."""
+    # The model is small: on a busy machine more threads mostly wait for each other (20 times).
+    torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--ranks", type=int, default=2, choices=SIZES, help="processes to start (default: 2)"
