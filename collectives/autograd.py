@@ -151,12 +151,23 @@ def _mark_constants(ctx: FunctionCtx, call: Call, outputs: Sequence[Tensor]) -> 
         ctx.mark_non_differentiable(*[outputs[i] for i in call.constant_outputs])
 
 
-def _gradients(call: Call, grads: Grads, device: torch.device) -> list[Tensor]:
+def _gradients(run: Run, grads: Grads) -> list[Tensor]:
     """Return the gradients of the differentiable outputs; zeros where an output was not used."""
+    call, device = run.call, run.engine.device
     return [
-        grad if (grad := grads[i]) is not None else _zeros(call.outputs[i], device)
+        _single(run, grad) if (grad := grads[i]) is not None else _zeros(call.outputs[i], device)
         for i in call.differentiable_outputs
     ]
+
+
+def _single(run: Run, tensor: Tensor) -> Tensor:
+    """Return what came from autograd unless it stands for a batch, which has no memory to send."""
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+        raise ArgumentError(
+            f"{run.call.plan.op}: cannot run under vmap (rank {run.engine.rank} of"
+            f" {run.engine.size}); leave vectorize=True and is_grads_batched=True out"
+        )
+    return tensor
 
 
 def _zeros(leaf: Leaf, device: torch.device) -> Tensor:
@@ -175,7 +186,7 @@ def _adjoint(run: Run, grads: Grads) -> list[Tensor | None]:
     if run.record is not None:
         run.record.ran = True
     call, back = run.call, run.reverse()
-    gradients = _gradients(call, grads, run.engine.device)
+    gradients = _gradients(run, grads)
     if torch.is_grad_enabled():  # create_graph: the adjoint is differentiated in its turn
         arrived: Sequence[Tensor] = differentiable(replace(back), gradients)
     else:
@@ -187,7 +198,7 @@ def _tangents(run: Run, tangents: Grads) -> list[Tensor | None]:
     """Send the tangents along the plan and return one per output."""
     call, device = run.call, run.engine.device
     leaves = [
-        tangent if (tangent := tangents[i]) is not None else _zeros(call.inputs[i], device)
+        _single(run, t) if (t := tangents[i]) is not None else _zeros(call.inputs[i], device)
         for i in call.differentiable_inputs
     ]
     forward = run.tangent()
@@ -233,7 +244,7 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         run: Run = ctx.run  # type: ignore[attr-defined]
-        gradients = _gradients(run.call, grads, run.engine.device)
+        gradients = _gradients(run, grads)
         arrived = _apply(_Transformed, run.reverse(), *gradients)
         return (None, *_spread(run.call.differentiable_inputs, arrived, len(run.call.inputs)))
 
@@ -288,7 +299,7 @@ class _Wait(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         run: Run = ctx.run  # type: ignore[attr-defined]
         back = run.reverse()
-        gradients = _gradients(run.call, grads[1:], run.engine.device)
+        gradients = _gradients(run, grads[1:])
         if torch.is_grad_enabled():
             run.returned = differentiable(back, gradients)
         else:
