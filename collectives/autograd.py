@@ -112,12 +112,23 @@ def _mark_constants(ctx: FunctionCtx, call: Call, outputs: Sequence[Tensor]) -> 
         ctx.mark_non_differentiable(*[outputs[i] for i in call.constant_outputs])
 
 
-def _gradients(call: Call, grads: Grads, device: torch.device) -> list[Tensor]:
+def _gradients(flight: Flight, grads: Grads) -> list[Tensor]:
     """Return the gradients of the differentiable outputs; zeros where an output was not used."""
+    call, device = flight.call, flight.engine.device
     return [
-        grad if (grad := grads[i]) is not None else _zeros(call.outputs[i], device)
+        _single(flight, grad) if (grad := grads[i]) is not None else _zeros(call.outputs[i], device)
         for i in call.differentiable_outputs
     ]
+
+
+def _single(flight: Flight, tensor: Tensor) -> Tensor:
+    """Return what came from autograd unless it stands for a batch, which has no memory to send."""
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):
+        raise ArgumentError(
+            f"{flight.call.plan.op}: cannot run under vmap (rank {flight.engine.rank} of"
+            f" {flight.engine.size}); leave vectorize=True and is_grads_batched=True out"
+        )
+    return tensor
 
 
 def _zeros(leaf: Leaf, device: torch.device) -> Tensor:
@@ -136,7 +147,7 @@ def _adjoint(flight: Flight, grads: Grads) -> list[Tensor | None]:
     if flight.record is not None:
         flight.record.ran = True
     call, back = flight.call, flight.reverse()
-    gradients = _gradients(call, grads, flight.engine.device)
+    gradients = _gradients(flight, grads)
     if torch.is_grad_enabled():  # create_graph: the adjoint is differentiated in its turn
         arrived: Sequence[Tensor] = differentiable(back, gradients)
     else:
@@ -148,7 +159,7 @@ def _tangents(flight: Flight, tangents: Grads) -> list[Tensor | None]:
     """Send the tangents along the plan and return one per output."""
     call, device = flight.call, flight.engine.device
     leaves = [
-        tangent if (tangent := tangents[i]) is not None else _zeros(call.inputs[i], device)
+        _single(flight, t) if (t := tangents[i]) is not None else _zeros(call.inputs[i], device)
         for i in call.differentiable_inputs
     ]
     forward = flight.tangent()
@@ -196,7 +207,7 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
-        gradients = _gradients(flight.call, grads, flight.engine.device)
+        gradients = _gradients(flight, grads)
         arrived = _apply(_Transformed, flight.reverse(), *gradients)
         return (None, *_spread(flight.call.differentiable_inputs, arrived, len(flight.call.inputs)))
 
@@ -253,7 +264,7 @@ class _Wait(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
         back = flight.reverse()
-        gradients = _gradients(flight.call, grads[1:], flight.engine.device)
+        gradients = _gradients(flight, grads[1:])
         if torch.is_grad_enabled():
             arrived = differentiable(back, gradients)
             flight.adjoint = lambda: arrived
