@@ -37,7 +37,7 @@ __all__ = ["Chain", "Record", "caller", "inside_backward"]
 # Exchanges under grad with neither backward nor join: each one keeps its graph alive.
 WARN_AT = 1024
 
-_PACKAGE = __name__.partition(".")[0]
+_OURS = __name__.partition(".")[0] + "."
 
 
 class Record:
@@ -82,7 +82,7 @@ class Chain:
                 f"{WARN_AT} exchanges under grad without backward(), join() or mark_step(): their"
                 " graphs are kept alive; wrap evaluation in torch.no_grad(), or call"
                 " exchange.mark_step() in the loop",
-                stacklevel=_frames_to_caller(),
+                stacklevel=_outside()[1] + 1,
             )
         return self._token
 
@@ -144,24 +144,15 @@ def inside_backward() -> bool:
 
 def caller() -> str:
     """Return ``file:line`` of the code that called this package."""
-    frame = _calling_frame()
+    frame, _ = _outside()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
 
 
-def _calling_frame() -> FrameType | None:
+def _outside() -> tuple[FrameType | None, int]:
+    """Return the innermost frame outside this package, and how many of ours lie in between."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _ours(frame):
+    depth = 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
-    return frame
-
-
-def _frames_to_caller() -> int:
-    depth, frame = 0, sys._getframe(0)
-    while frame.f_back is not None and _ours(frame):
-        depth, frame = depth + 1, frame.f_back
-    return depth
-
-
-def _ours(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return bool(name == _PACKAGE or name.startswith(f"{_PACKAGE}."))
+        depth += 1
+    return frame, depth
