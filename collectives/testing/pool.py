@@ -192,7 +192,8 @@ class RankPool:
             # A caller's interrupt comes here too, and leaves some ranks in mid-program.
             for number, rank in enumerate(ranks):
                 self._output[number] = self._output.get(number, "") + rank.new_output()
-            if len(endings) < len(ranks) or any(e.kind != "value" for e in endings.values()):
+            kinds = {ending.kind for ending in endings.values()}
+            if len(endings) < len(ranks) or kinds not in ({"value"}, {"skipped"}):
                 self.discard()
         return endings
 

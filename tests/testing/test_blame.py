@@ -94,13 +94,15 @@ def test_a_rank_that_waits_in_vain_says_so_itself(rank_pool: RankPool) -> None:
 
 
 def test_a_skip_counts_only_when_every_rank_skips(rank_pool: RankPool) -> None:
+    before = rank_pool.run(os.getpid, size=2)
     with pytest.raises(RanksSkippedError, match="no GPU here"):
         rank_pool.run(pytest.skip, "no GPU here", size=2)
+    assert rank_pool.run(os.getpid, size=2) == before  # nothing has failed
 
     def program() -> None:
         if dist.get_rank() == 0:
             pytest.skip("no GPU here")
         dist.barrier()
 
-    text = failure(rank_pool, program, size=2)
+    text = failure(rank_pool, program, size=2, timeout=3)
     assert text.startswith("rank 0 of 2 skipped, and others did not: no GPU here")
