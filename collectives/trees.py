@@ -8,9 +8,11 @@ and ``None`` as an empty place.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from .errors import ArgumentError
@@ -22,6 +24,11 @@ __all__ = ["LEAF", "Structure", "flatten", "unflatten"]
 
 T = TypeVar("T")
 
+Row = type[list[object]] | type[tuple[object, ...]]
+
+_ROWS = (list, tuple)
+_PLAIN = frozenset({Tensor, Parameter})
+
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
@@ -31,10 +38,12 @@ class Structure:
         spec: Of ``torch.utils._pytree``; ``None`` for a tree that is one tensor.
         places: What stands at each leaf of ``spec``: a tensor ("tensor"), nothing ("none"), or a
             dataclass with the structure of its fields.
+        row: For a list or tuple of tensors and nothing else, its type.
     """
 
     spec: pytree.TreeSpec | None
     places: tuple[str | tuple[type, tuple[str, ...], Structure], ...]
+    row: Row | None = dataclasses.field(default=None, compare=False)
     count: int = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -47,6 +56,12 @@ class Structure:
 LEAF = Structure(None, ("tensor",))
 
 
+@functools.lru_cache(maxsize=256)
+def _row(kind: Row, length: int) -> Structure:
+    _, spec = pytree.tree_flatten(kind(range(length)))
+    return Structure(spec, ("tensor",) * length, kind)
+
+
 def flatten(tree: object, operation: str) -> tuple[list[Tensor], Structure]:
     """Return the tensors of a tree, left to right, and its structure.
 
@@ -55,6 +70,9 @@ def flatten(tree: object, operation: str) -> tuple[list[Tensor], Structure]:
     """
     if isinstance(tree, Tensor):
         return [tree], LEAF
+    # pytree visits leaf by leaf: for 100 tensors that takes longer than to pack them.
+    if isinstance(tree, _ROWS) and type(tree) in _ROWS and _PLAIN.issuperset(map(type, tree)):
+        return list(tree), _row(type(tree), len(tree))
     leaves, spec = pytree.tree_flatten(tree)
     tensors: list[Tensor] = []
     places: list[str | tuple[type, tuple[str, ...], Structure]] = []
@@ -82,6 +100,8 @@ def unflatten(structure: Structure, tensors: Sequence[Tensor]) -> object:
     """Return the tree of a structure with these tensors as its leaves."""
     if structure.spec is None:
         return tensors[0]
+    if structure.row is not None:
+        return structure.row(tensors)
     return _rebuild(structure, iter(tensors))
 
 
