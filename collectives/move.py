@@ -272,7 +272,8 @@ def _flatten_out(
 ) -> list[Tensor]:
     op, device = call.plan.op, binding.engine.device
     outs: list[Tensor] = []
-    for tree, expected in zip(out, structures, strict=True):
+    for lane, tree in enumerate(out):
+        expected = structures[lane]
         if expected is LEAF and type(tree) in _PLAIN:
             outs.append(tree)  # type: ignore[arg-type]
         elif tree is not None or expected is not None:
@@ -284,7 +285,8 @@ def _flatten_out(
                 )
             outs += leaves
     used = {x.untyped_storage().data_ptr() for x in inputs}
-    for buffer, (shape, dtype) in zip(outs, call.outputs, strict=True):
+    for i, buffer in enumerate(outs):
+        shape, dtype = call.outputs[i]
         if buffer.shape != shape or buffer.dtype != dtype:
             leaf, got = Leaf(shape, dtype), Leaf(tuple(buffer.shape), buffer.dtype)
             raise ArgumentError(f"{op}: out= must hold a {leaf}, got {got} {binding.here}")
