@@ -9,7 +9,8 @@ General layout; imports go only downwards:
 ``plan``          who sends what to whom, as data; ``check_plans`` compares all ranks
 ``runtime``       the checks of a context against ``torch.distributed``
 ``transport``     moves bytes: process group, local copies, in-process simulator
-``trees, call``   from trees of tensors to messages, computed once per shape
+``trees, dtypes`` what a tree of tensors is made of, and what torch cannot copy
+``call``          from trees of tensors to messages, computed once per shape
 ``engine``        runs a call: ``flight`` is one under way, ``chain`` the token chain
 ``autograd``      the adjoint: the plan reversed
 ``move``          from trees to calls and back

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .chain import Chain, caller
+from .dtypes import as_memory
 from .errors import ArgumentError, CollectivesError, ExchangeError, ExchangeTimeout, PeerLost
 from .flight import Flight
 from .transport import Post
@@ -142,9 +143,9 @@ class Engine:
             where = flight.record.where if flight.record is not None else caller()
             self._announce(call.signature(flight.sequence, self.state.step, where))
         for source, target in call.copies:
-            results[target].copy_(inputs[source])
+            as_memory(results[target]).copy_(as_memory(inputs[source]))
         for target, _ in call.fills:
-            results[target].fill_(flight.fill)
+            as_memory(results[target]).fill_(flight.fill)
         try:
             if self._batch is None:
                 flight.works = self._post(flight, self._send, self._recv)
@@ -250,7 +251,9 @@ def _dense(tensor: Tensor) -> Tensor:
     """Return what can go onto the wire as raw memory."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.contiguous()
+    if tensor.is_contiguous():
+        return tensor
+    return as_memory(tensor).contiguous().view(tensor.dtype)
 
 
 def _first_line(error: BaseException) -> str:

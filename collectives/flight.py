@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from .dtypes import as_memory
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -132,7 +134,7 @@ class Flight:
                 torch._foreach_copy_([self.results[i] for i in pack.indices], buffer.views)
             pack.give(buffer)
         for target, buffer_ in self.copied:
-            target.copy_(buffer_)
+            as_memory(target).copy_(as_memory(buffer_))
 
     def _count_versions(self) -> None:
         """Tell autograd what the transport wrote behind its back into buffers of the caller.

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from . import autograd
 from .call import Call, Leaf
 from .chain import caller
+from .dtypes import cannot_hold
 from .engine import deadline_of
 from .errors import ArgumentError, ExchangeError, PendingDropped
 from .flight import Flight
@@ -136,6 +137,8 @@ def _prepare(
             route.calls.clear()
         route.calls[key] = call
     outs = None if out is None else _flatten_out(binding, call, out, structures, inputs)
+    if fill != 0:
+        _check_fill(binding, call, fill)
     deadline = binding.deadline if timeout is None else deadline_of(timeout)
     state.sequence += 1
     flight = Flight(engine, call, state.sequence, deadline, outs, fill)
@@ -261,6 +264,15 @@ def _specs(
         specs.append(tuple(Leaf(tuple(x.shape), x.dtype) for x in leaves))
         first += count
     return tuple(specs)
+
+
+def _check_fill(binding: Binding, call: Call, fill: float) -> None:
+    for dtype in {leaf.dtype for leaf in call.outputs}:
+        if reason := cannot_hold(dtype, fill):
+            raise ArgumentError(
+                f"{call.plan.op}: fill={fill!r} does not go into a tensor of {dtype}"
+                f" {binding.here}: {reason}; choose another fill, or shift dtypes one by one"
+            )
 
 
 def _flatten_out(

@@ -64,7 +64,7 @@ class Pending(Generic[T]):
         """
         finish, self._finish = self._finish, None
         if finish is not None:
-            self._result.append(finish())
+            result = finish()
             if any(tensor._version != version for tensor, version in self._sent):
                 raise ExchangeError(
                     f"{self._label}: a tensor was modified in place between start and wait(), so"
@@ -72,6 +72,7 @@ class Pending(Generic[T]):
                     " after wait(), or send a clone"
                 )
             self._sent = []
+            self._result.append(result)
         if not self._result:
             raise ExchangeError(f"{self._label}: wait() failed before; the exchange has no result")
         return self._result[0]

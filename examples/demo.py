@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .digits import BATCH, CHANCE
+from .digits import BATCH, CHANCE, SIZES
 from .launch import JOBS, LaunchError, launch
 from .plot import plot_losses
 from .record import Record, RecordError, load_records
@@ -160,8 +160,8 @@ def _parse(arguments: Sequence[str] | None) -> Demo:
         "--output", type=Path, default=Path("demo-output"), help="folder for the plot"
     )
     demo = Demo(**vars(parser.parse_args(arguments)))
-    if demo.ranks < 1 or BATCH % demo.ranks:
-        sizes = ", ".join(str(size) for size in range(1, BATCH + 1) if BATCH % size == 0)
+    if demo.ranks not in SIZES:
+        sizes = ", ".join(map(str, SIZES))
         parser.error(
             f"RANKS: a batch of {BATCH} does not split evenly: expected one of {sizes},"
             f" got {demo.ranks}"

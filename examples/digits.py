@@ -14,9 +14,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["BATCH", "CHANCE", "VOCABULARY", "Batch", "Shard", "held_out", "tokenize"]
+__all__ = ["BATCH", "CHANCE", "SIZES", "VOCABULARY", "Batch", "Shard", "held_out", "tokenize"]
 
-BATCH = 60  # per step over all ranks: divides by 1, 2, 3, 4, 5, 6, 10, 12, ...
+BATCH = 60  # per step, over all ranks
+SIZES = tuple(size for size in range(1, BATCH + 1) if BATCH % size == 0)  # of worlds
 CHANCE = 0.1  # a guess among ten digits
 
 _NAMES = (
@@ -112,7 +113,7 @@ class Shard(Dataset[Batch]):
     """
 
     def __init__(self, steps: int, *, rank: int, size: int, dtype: torch.dtype) -> None:
-        if BATCH % size:
+        if size not in SIZES:
             raise ValueError(
                 f"Shard: the batch does not split evenly: expected a size that divides {BATCH},"
                 f" got {size} (rank {rank} of {size})"

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from .digits import CHANCE
+from .digits import CHANCE, SIZES
 from .siglip import SigLIP, retrieval
 
 __all__ = ["Options", "Record", "RecordError", "Recorder", "load_records", "parse_options"]
@@ -43,7 +43,9 @@ class Options:
 def parse_options(description: str | None) -> Options:
     """Read the command line of one run."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--ranks", type=int, default=2, help="processes to start (default: 2)")
+    parser.add_argument(
+        "--ranks", type=int, default=2, choices=SIZES, help="processes to start (default: 2)"
+    )
     parser.add_argument("--steps", type=int, default=150, help="optimizer steps (default: 150)")
     parser.add_argument("--precision", type=int, choices=(32, 64), default=32, help="bits")
     parser.add_argument("--accelerator", default="auto", help='"cpu", "gpu" or "auto" (default)')
@@ -129,19 +131,19 @@ class Recorder:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("{task.fields[loss]}"),
             console=self._console,
             transient=True,
             disable=rank != 0 or not self._console.is_terminal,
         )
-        self._task = self._progress.add_task(run, total=options.steps, loss=float("nan"))
+        self._task = self._progress.add_task(run, total=options.steps, loss="")
         self._progress.start()
         self._start = time.perf_counter()
 
     def step(self, loss: Tensor) -> None:
         """Note the rank's loss of one step."""
         self._losses.append(loss.item())
-        self._progress.update(self._task, advance=1, loss=self._losses[-1])
+        self._progress.update(self._task, advance=1, loss=f"loss {self._losses[-1]:.3f}")
         done, total = len(self._losses), self._options.steps
         if self._progress.disable and done * 4 // total > (done - 1) * 4 // total:
             self._console.print(

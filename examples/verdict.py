@@ -71,13 +71,15 @@ def _apart(records: Sequence[Record], reference: Sequence[Record], tolerance: fl
             f" {global_losses(reference)[step]:.12g} (apart by {apart[step]:.1e},"
             f" tolerance {tolerance:.0e}); {len(wrong)} of {len(apart)} steps are apart"
         )
-    for record in records:
-        distance, name = parameter_deviation(record, reference[0])
-        if not distance <= tolerance:
-            found.append(
-                f"its trained parameter {name} on rank {record.rank} of {record.size} is apart"
-                f" by {distance:.1e} (tolerance {tolerance:.0e})"
-            )
+    trained = [(record.rank, *parameter_deviation(record, reference[0])) for record in records]
+    astray = [one for one in trained if not one[1] <= tolerance]
+    if astray:
+        rank, distance, name = astray[0]
+        found.append(
+            f"its trained parameter {name} on rank {rank} of {len(records)} is apart by"
+            f" {distance:.1e} (tolerance {tolerance:.0e}); {len(astray)} of {len(records)} ranks"
+            " have such a parameter"
+        )
     return found
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from collectives import compat
 from collectives.errors import ArgumentError
-from tests.support.plain import neighbour_exchange_bidir as copied
+from tests.support.plain import both_ways
 from tests.support.worlds import SIZES
 
 
@@ -62,7 +62,7 @@ def test_the_copied_function_swaps_the_sides_on_two_ranks(rank: int, world_size:
     left, right = (rank - 1) % world_size, (rank + 1) % world_size
     wrong = 0
     for _ in range(100):
-        from_right, from_left = copied(left, right, *sides(rank))
+        from_right, from_left = both_ways(*sides(rank))
         wrong += from_right.item() != 10 * right or from_left.item() != 10 * left + 1
         from_right, from_left = compat.neighbour_exchange_bidir(left, right, *sides(rank))
         assert from_right.item() == 10 * right
