@@ -76,7 +76,7 @@ def as_pairs(pairs: Pairs) -> tuple[tuple[int, int], ...]:
         return tuple((_rank(source), _rank(destination)) for source, destination in pairs)
     except (TypeError, ValueError):
         raise ArgumentError(
-            f"permute: pairs must be (source, destination) pairs of ranks, got {pairs!r}"
+            f"permute: pairs must hold (source, destination) pairs of ranks, got {pairs!r}"
         ) from None
 
 
