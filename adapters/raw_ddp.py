@@ -7,25 +7,18 @@ existing group for this adapter.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
-from torch.distributed import (  # type: ignore[attr-defined]  # torch documents them, unlisted
-    HashStore,
-    Store,
-    TCPStore,
-)
 
 from collectives.devices import pick_device, set_current_device, with_index
 from collectives.discovery import GroupChoice
 from collectives.errors import ArgumentError, ContextError, PeerLost
 from collectives.launcher import Launch, find_launch, unfinished_launch
-from collectives.rendezvous import find_notice, post_notice, slurm_address
 from collectives.runtime import bind_group, default_group, refuse_data_worker
+from collectives.transport.store import meeting
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -203,7 +196,7 @@ class RawDDPAdapter:
             device = torch.device("cpu") if on_cpu else pick_device(launch.local_rank)
         set_current_device(device)
         on_cpu = device.type == "cpu"
-        with _rendezvous(launch, self._timeout) as store:
+        with meeting(launch, self._timeout) as store:
             dist.init_process_group(
                 self._backend or ("gloo" if on_cpu else None),
                 store=store,
@@ -212,60 +205,6 @@ class RawDDPAdapter:
                 timeout=timedelta(seconds=self._timeout),
                 device_id=None if on_cpu else device,  # torch refuses the CPU here
             )
-
-
-@contextmanager
-def _rendezvous(launch: Launch, timeout: float) -> Iterator[Store | None]:
-    """Give the store over which the ranks meet; ``None``: torch's own, at MASTER_ADDR."""
-    try:
-        yield _store(launch, timeout)
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
-        address = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        at = "" if address == "?:?" else f" at {address}"
-        raise ContextError(
-            f"RawDDPAdapter: the {launch.size} ranks did not all meet{at} within {timeout:g} s"
-            f" (rank {launch.rank} of {launch.size}): {error}; start all ranks; where the address"
-            " is in use, leave --master-port and MASTER_PORT out or choose another port"
-        ) from error
-
-
-def _store(launch: Launch, timeout: float) -> Store | None:
-    if launch.size == 1:
-        return HashStore()  # no port: there is nobody to meet
-    if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
-        return None
-    if launch.one_host:
-        return _meet_on_host(launch, timeout)
-    address = slurm_address(os.environ) if launch.launcher == "srun" else None
-    if address is None:
-        raise ContextError(
-            f"RawDDPAdapter: {launch.launcher} says rank {launch.rank} of {launch.size}, but not"
-            " where rank 0 is: expected MASTER_ADDR and MASTER_PORT, got neither or one; set both"
-            " to an address of rank 0 that all ranks can reach"
-        )
-    host, port = address
-    return TCPStore(
-        os.environ.get("MASTER_ADDR", host),
-        int(os.environ.get("MASTER_PORT", port)),
-        launch.size,
-        is_master=launch.rank == 0,
-        timeout=timedelta(seconds=timeout),
-    )
-
-
-def _meet_on_host(launch: Launch, timeout: float) -> Store:
-    """Meet at a port that the system chooses, told by a notice on this host."""
-    job = f"{launch.launcher}-{launch.size}-{launch.job or f'parent-{os.getppid()}'}"
-    limit = timedelta(seconds=timeout)
-    if launch.rank != 0:
-        port = int(find_notice(job, timeout))
-        store = TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
-        store.set(f"here/{launch.rank}", "")
-        return store
-    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=limit, wait_for_workers=False)
-    with post_notice(job, str(store.port)):
-        store.wait([f"here/{rank}" for rank in range(1, launch.size)], limit)
-    return store
 
 
 def _given_launch(rank: int | None, size: int | None) -> Launch | None:
