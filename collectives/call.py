@@ -156,6 +156,7 @@ class Call:
         self.outputs = [leaf for lane in recvs for leaf in lane]
         self.differentiable_inputs = _differentiable(self.inputs)
         self.differentiable_outputs = _differentiable(self.outputs)
+        self.differentiable = bool(self.differentiable_inputs or self.differentiable_outputs)
         self.constant_outputs = sorted(
             set(range(len(self.outputs))) - set(self.differentiable_outputs)
         )
@@ -170,6 +171,8 @@ class Call:
             self._add_lane(lane, out, first_in, into, first_out)
             first_in += len(out)
             first_out += len(into)
+        # What the transport writes into, with no copy in between that autograd would see.
+        self.written = [message.position for message in self.recv_singles]
         self.messages_sent = len(self.send_singles) + len(self.send_packs)
         self.peers = sorted(
             {

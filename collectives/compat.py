@@ -27,7 +27,7 @@ from .binding import Binding, Route, bind_exchange
 from .engine import Deadline
 from .errors import ArgumentError
 from .lifetime import join_chain
-from .move import Options, move
+from .move import move
 from .plan import LEFTWARD, RIGHTWARD, Lane, Plan
 from .topology import Graph
 
@@ -129,7 +129,7 @@ def _move(
     if route is None:
         plan = Plan(op, binding.engine.rank, binding.engine.size, lanes)
         route = binding.routes[op, lanes] = Route(plan)
-    return cast("tuple[Tensor, ...]", move(binding, route, tensors, Options()))
+    return cast("tuple[Tensor, ...]", move(binding, route, tensors))
 
 
 def _binding(tensor: Tensor, group: ProcessGroup | None) -> Binding:

@@ -7,7 +7,9 @@ it at first use, so that it can be made before any rank is known.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from .errors import ContextError
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +45,17 @@ class Context:
     source: str
     transport: Transport | None = None
     alone: bool = False
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Context:
+        """Return this very value: a copy in the same process stands in the same place."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: another process stands elsewhere."""
+        raise ContextError(
+            f"pickle: a Context belongs to its process (rank {self.rank} of {self.size}); keep the"
+            " adapter instead, and call adapter.context() where it arrives"
+        )
 
 
 class Adapter(Protocol):

@@ -13,8 +13,8 @@ from typing import Literal, TypeVar, cast
 from .binding import Binding, Route, resolve
 from .errors import ArgumentError
 from .explain import explain
-from .lifetime import BoundLate, deadline_of
-from .move import Options, move, start_move
+from .lifetime import BoundLate
+from .move import move, start_move
 from .pending import Pending
 from .plan import Plan, plan_exchange, plan_permute, plan_shift
 from .received import Received
@@ -100,7 +100,7 @@ class Exchange(BoundLate):
         Source: MPI_Cart_shift with MPI_Sendrecv; JAX ppermute.
         """
         binding, route = self._shift_route(offset, axis, shapes)
-        (arrived,) = move(binding, route, (tree,), _options(_one(like), _one(out), fill, timeout))
+        (arrived,) = move(binding, route, (tree,), _one(like), _one(out), fill, timeout)
         return cast("T", arrived)
 
     def start_shift(
@@ -118,10 +118,11 @@ class Exchange(BoundLate):
         """Start :meth:`shift`; ``wait()`` on the result gives the tree.
 
         What is sent must not be written to before ``wait()``. Backward overlaps as forward does.
+        Every rank waits for its started exchanges in the same order.
         """
         binding, route = self._shift_route(offset, axis, shapes)
-        options = _options(_one(like), _one(out), fill, timeout)
-        return cast("Pending[T]", start_move(binding, route, (tree,), options, _first))
+        pending = start_move(binding, route, (tree,), _first, _one(like), _one(out), fill, timeout)
+        return cast("Pending[T]", pending)
 
     def exchange(
         self,
@@ -163,8 +164,8 @@ class Exchange(BoundLate):
         Source: MPI_Neighbor_alltoall on a Cartesian communicator.
         """
         binding, route = self._exchange_route(axis, shapes)
-        options = _options(_crossed(like), _crossed(out), 0, timeout)
-        return _received(move(binding, route, (to_left, to_right), options))
+        trees = (to_left, to_right)
+        return _received(move(binding, route, trees, _crossed(like), _crossed(out), 0, timeout))
 
     def start_exchange(
         self,
@@ -180,10 +181,13 @@ class Exchange(BoundLate):
         """Start :meth:`exchange`; ``wait()`` on the result gives what arrived.
 
         What is sent must not be written to before ``wait()``. Backward overlaps as forward does.
+        Every rank waits for its started exchanges in the same order.
         """
         binding, route = self._exchange_route(axis, shapes)
-        options = _options(_crossed(like), _crossed(out), 0, timeout)
-        return start_move(binding, route, (to_left, to_right), options, _received)
+        trees = (to_left, to_right)
+        return start_move(
+            binding, route, trees, _received, _crossed(like), _crossed(out), 0, timeout
+        )
 
     def permute(
         self,
@@ -222,7 +226,7 @@ class Exchange(BoundLate):
         if route is None:
             plan = plan_permute(binding.engine.size, binding.engine.rank, pairs)
             route = _add(binding, key, plan)
-        (arrived,) = move(binding, route, (tree,), _options(_one(like), _one(out), fill, timeout))
+        (arrived,) = move(binding, route, (tree,), _one(like), _one(out), fill, timeout)
         return cast("T", arrived)
 
     def explain(
@@ -269,16 +273,6 @@ class Exchange(BoundLate):
             plan = _plan(binding.topology, binding.engine.rank, "exchange", 0, axis, ())
             route = _add(binding, key, plan)
         return binding, route
-
-
-_DEFAULT = Options()
-
-
-def _options(like: Trees | None, out: Trees | None, fill: float, timeout: float | None) -> Options:
-    if like is None and out is None and timeout is None and fill == 0:
-        return _DEFAULT
-    deadline = None if timeout is None else deadline_of(timeout)
-    return Options(like=like, out=out, fill=fill, deadline=deadline)
 
 
 def _one(tree: object) -> Trees | None:
@@ -329,4 +323,6 @@ def _only_same(shapes: str, operation: str) -> None:
             " through like="
         )
     if shapes != "same":
-        raise ArgumentError(f"{operation}: shapes must be 'same', got {shapes!r}")
+        raise ArgumentError(
+            f"{operation}: shapes must be 'same', got {shapes!r}; like= gives other shapes"
+        )

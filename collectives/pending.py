@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
+from .chain import inside_backward
 from .errors import ExchangeError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Pending(Generic[T]):
         # Inference tensors have no version counter.
         self._sent = [(x, x._version) for x in sent if not x.is_inference()]
         # A checkpoint that computes its block again stops as soon as it has what it needs.
-        self._may_drop = torch._C._current_graph_task_id() != -1
+        self._may_drop = inside_backward()
         self._result: list[T] = []
 
     def wait(self) -> T:

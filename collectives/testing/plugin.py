@@ -91,7 +91,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     # Its imports take seconds: they may as well run beside the tests that come before.
-    if any(item.get_closest_marker("ranks") for item in session.items):
+    if any("rank_pool" in getattr(item, "fixturenames", ()) for item in session.items):
         start_fork_server(session.config.getini("ranks_preload"))
 
 
