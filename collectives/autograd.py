@@ -23,8 +23,9 @@ from .errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .call import Call, Leaf
+    from .call import Call
     from .flight import Flight
+    from .messages import Leaf
 
 __all__ = ["differentiable", "join", "start_differentiable", "wanted"]
 

@@ -14,9 +14,10 @@ from .dtypes import as_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .call import Buffer, Call, Leaf, Pack
+    from .call import Call
     from .chain import Record
     from .engine import Deadline, Engine
+    from .messages import Buffer, Leaf, Pack
     from .transport import Work
 
 __all__ = ["Flight"]

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from . import autograd
-from .call import Call, Leaf
+from .call import Call, Specs
 from .chain import caller
-from .dtypes import cannot_hold
+from .checks import PLAIN, check_fill, check_lanes, check_out, plain
 from .engine import deadline_of
 from .errors import ArgumentError, ExchangeError, PendingDropped
 from .flight import Flight
+from .messages import Leaf
 from .pending import Pending
 from .trees import LEAF, Structure, flatten, unflatten
 
@@ -31,8 +31,6 @@ __all__ = ["move", "raise_left_over", "start_move"]
 Trees = tuple[object, ...]
 Key = tuple[object, ...]
 T = TypeVar("T")
-_PLAIN = frozenset({Tensor, Parameter})
-_QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 # Shapes that change at every step would fill the cache; a call costs about 50 us to make anew.
 _MOST_CALLS = 256
 
@@ -138,7 +136,7 @@ def _prepare(
         route.calls[key] = call
     outs = None if out is None else _flatten_out(binding, call, out, structures, inputs)
     if fill != 0:
-        _check_fill(binding, call, fill)
+        check_fill(binding, call, fill)
     deadline = binding.deadline if timeout is None else deadline_of(timeout)
     state.sequence += 1
     flight = Flight(engine, call, state.sequence, deadline, outs, fill)
@@ -153,7 +151,7 @@ def _flatten(
     structures: list[Structure | None] = []
     key: list[object] = [torch.is_grad_enabled()]
     for tree in trees:
-        if type(tree) in _PLAIN:
+        if type(tree) in PLAIN:
             inputs.append(tree)  # type: ignore[arg-type]
             structures.append(LEAF)
             key.append(1)
@@ -167,8 +165,8 @@ def _flatten(
             key.append(structure.count)
     device, strided = binding.engine.device, torch.strided
     for i, x in enumerate(inputs):
-        if type(x) not in _PLAIN or x.layout is not strided or x.device != device:
-            inputs[i] = _plain(binding, op, x)
+        if type(x) not in PLAIN or x.layout is not strided or x.device != device:
+            inputs[i] = plain(binding, op, x)
         key.append(x.shape)
         key.append(x.dtype)
     return inputs, structures, tuple(key)
@@ -179,31 +177,6 @@ def _key(tensors: list[Tensor], structures: list[Structure | None]) -> Key:
     for x in tensors:
         key += (x.shape, x.dtype)
     return tuple(key)
-
-
-def _plain(binding: Binding, op: str, x: Tensor) -> Tensor:
-    """Return a tensor that is raw memory on the right device, or say why there is none."""
-    device = binding.engine.device
-    if hasattr(x, "to_local"):
-        raise ArgumentError(
-            f"{op}: a DTensor is a view of many ranks' data {binding.here}; exchange x.to_local()"
-        )
-    if x.layout is not torch.strided:
-        raise ArgumentError(
-            f"{op}: expected a dense tensor, got layout {x.layout} {binding.here}; exchange its"
-            " indices and values, or x.to_dense()"
-        )
-    if x.is_meta:
-        raise ArgumentError(
-            f"{op}: a meta tensor has no data to send {binding.here}; give shapes through like="
-        )
-    if x.device != device:
-        raise ArgumentError(
-            f"{op}: expected a tensor on {device}, got one on {x.device} {binding.here}; move it"
-            f" first: x.to({str(device)!r})"
-        )
-    # A subclass travels as what it wraps: its attributes could not.
-    return x.as_subclass(Tensor)
 
 
 def _flatten_like(
@@ -230,18 +203,7 @@ def _make_call(
     outputs: list[Tensor],
 ) -> Call:
     sends, recvs = _specs(sent, inputs), _specs(arriving, outputs)
-    for lane, out, into in zip(route.plan.lanes, sends, recvs, strict=True):
-        for leaf in out:
-            if leaf.dtype in _QUANTIZED:
-                raise ArgumentError(
-                    f"{route.plan.op}: a quantized tensor ({leaf}) loses its scale {binding.here};"
-                    " exchange x.int_repr() and the scale"
-                )
-        if lane.source == binding.engine.rank and out != into:
-            raise ArgumentError(
-                f"{route.plan.op}: like= expects {into}, but what this rank sends to itself is"
-                f" {out} {binding.here}"
-            )
+    check_lanes(binding, route.plan, sends, recvs)
     differentiable = any(leaf.differentiable for lane in (*sends, *recvs) for leaf in lane)
     return Call(
         route.plan,
@@ -254,9 +216,7 @@ def _make_call(
     )
 
 
-def _specs(
-    structures: Sequence[Structure | None], tensors: list[Tensor]
-) -> tuple[tuple[Leaf, ...], ...]:
+def _specs(structures: Sequence[Structure | None], tensors: list[Tensor]) -> Specs:
     specs, first = [], 0
     for structure in structures:
         count = structure.count if structure is not None else 0
@@ -266,15 +226,6 @@ def _specs(
     return tuple(specs)
 
 
-def _check_fill(binding: Binding, call: Call, fill: float) -> None:
-    for dtype in {leaf.dtype for leaf in call.outputs}:
-        if reason := cannot_hold(dtype, fill):
-            raise ArgumentError(
-                f"{call.plan.op}: fill={fill!r} does not go into a tensor of {dtype}"
-                f" {binding.here}: {reason}; choose another fill, or shift dtypes one by one"
-            )
-
-
 def _flatten_out(
     binding: Binding,
     call: Call,
@@ -282,10 +233,10 @@ def _flatten_out(
     structures: Sequence[Structure | None],
     inputs: list[Tensor],
 ) -> list[Tensor]:
-    op, device = call.plan.op, binding.engine.device
+    op = call.plan.op
     outs: list[Tensor] = []
     for tree, expected in zip(out, structures, strict=True):
-        if expected is LEAF and type(tree) in _PLAIN:
+        if expected is LEAF and type(tree) in PLAIN:
             outs.append(tree)  # type: ignore[arg-type]
         elif tree is not None or expected is not None:
             leaves, structure = flatten(tree, f"{op}: out= {binding.here}")
@@ -295,24 +246,7 @@ def _flatten_out(
                     f" {expected}, got {structure}"
                 )
             outs += leaves
-    used = {x.untyped_storage().data_ptr() for x in inputs}
-    for buffer, (shape, dtype) in zip(outs, call.outputs, strict=True):
-        if buffer.shape != shape or buffer.dtype != dtype:
-            leaf, got = Leaf(shape, dtype), Leaf(tuple(buffer.shape), buffer.dtype)
-            raise ArgumentError(f"{op}: out= must hold a {leaf}, got {got} {binding.here}")
-        if buffer.device != device or buffer.requires_grad:
-            raise ArgumentError(
-                f"{op}: out= must be a plain buffer on {device} that needs no"
-                f" gradient, got one on {buffer.device} with requires_grad={buffer.requires_grad}"
-                f" {binding.here}"
-            )
-        memory = buffer.untyped_storage().data_ptr()
-        if memory in used and memory != 0:
-            raise ArgumentError(
-                f"{op}: out= shares memory with a tensor that is sent, or with another buffer"
-                f" {binding.here}; give each a memory of its own"
-            )
-        used.add(memory)
+    check_out(binding, call, outs, inputs)
     return outs
 
 

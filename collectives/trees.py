@@ -9,10 +9,12 @@ theirs in another order still exchange what stands under one name.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from .errors import ArgumentError
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["LEAF", "Branch", "Structure", "flatten", "unflatten"]
 
 T = TypeVar("T")
+Row = type[list[object]] | type[tuple[object, ...]]
+
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict})
+_ROWS = (list, tuple)
+_PLAIN = frozenset({Tensor, Parameter})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +74,12 @@ class Structure:
         spec: Of ``torch.utils._pytree``; ``None`` for a tree that is one tensor.
         places: What stands at each leaf of ``spec``: a tensor ("tensor"), nothing ("none"), or a
             dataclass or mapping.
+        row: For a list or tuple of tensors and nothing else, its type.
     """
 
     spec: pytree.TreeSpec | None
     places: tuple[str | Branch, ...]
+    row: Row | None = dataclasses.field(default=None, compare=False)
     count: int = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +88,12 @@ class Structure:
 
 
 LEAF = Structure(None, ("tensor",))
+
+
+@functools.lru_cache(maxsize=256)
+def _row(kind: Row, length: int) -> Structure:
+    _, spec = pytree.tree_flatten(kind(range(length)))
+    return Structure(spec, ("tensor",) * length, kind)
 
 
 class _WrongLeafError(Exception):
@@ -109,6 +123,9 @@ def flatten(tree: object, operation: str) -> tuple[list[Tensor], Structure]:
 def _flatten(tree: object) -> tuple[list[Tensor], Structure]:
     if isinstance(tree, Tensor):
         return [tree], LEAF
+    # pytree visits leaf by leaf: for 100 tensors that takes longer than to pack them.
+    if isinstance(tree, _ROWS) and type(tree) in _ROWS and _PLAIN.issuperset(map(type, tree)):
+        return list(tree), _row(type(tree), len(tree))
     leaves, spec = pytree.tree_flatten(tree, is_leaf=_is_mapping)
     tensors: list[Tensor] = []
     places: list[str | Branch] = []
@@ -164,6 +181,8 @@ def _key_order(key: Hashable) -> tuple[str, str]:
 
 def unflatten(structure: Structure, tensors: Sequence[Tensor]) -> object:
     """Return the tree of a structure with these tensors as its leaves."""
+    if structure.row is not None:
+        return structure.row(tensors)
     return _rebuild(structure, iter(tensors))
 
 

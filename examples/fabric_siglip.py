@@ -13,7 +13,7 @@ from collectives import Exchange, Ring
 
 from .digits import Shard
 from .quiet import quiet_lightning
-from .record import Options, Recorder, parse_options
+from .record import Options, Recorder, begin_run
 from .siglip import build_model, build_optimizer, ring_siglip_loss
 
 __all__ = ["train"]
@@ -44,4 +44,4 @@ def train(options: Options) -> None:
 
 if __name__ == "__main__":
     quiet_lightning()
-    train(parse_options(__doc__))
+    train(begin_run(__doc__))

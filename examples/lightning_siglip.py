@@ -15,7 +15,7 @@ from collectives import Exchange, Ring
 
 from .digits import Batch, Shard
 from .quiet import quiet_lightning
-from .record import Options, Recorder, parse_options
+from .record import Options, Recorder, begin_run
 from .siglip import build_model, build_optimizer, ring_siglip_loss
 
 __all__ = ["SigLIPModule", "train"]
@@ -77,4 +77,4 @@ def train(options: Options) -> None:
 
 if __name__ == "__main__":
     quiet_lightning()
-    train(parse_options(__doc__))
+    train(begin_run(__doc__))

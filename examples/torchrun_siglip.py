@@ -13,7 +13,7 @@ from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Ring
 
 from .digits import Shard
-from .record import Options, Recorder, parse_options
+from .record import Options, Recorder, begin_run
 from .siglip import build_model, build_optimizer, ring_siglip_loss
 
 __all__ = ["train"]
@@ -42,4 +42,4 @@ def train(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    train(parse_options(__doc__))
+    train(begin_run(__doc__))

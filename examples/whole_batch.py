@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch.utils.data import DataLoader
 
 from .digits import Shard
-from .record import Options, Recorder, parse_options
+from .record import Options, Recorder, begin_run
 from .siglip import build_model, build_optimizer, pair_loss
 
 __all__ = ["train"]
@@ -31,4 +31,4 @@ def train(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    train(parse_options(__doc__))
+    train(begin_run(__doc__))
