@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from adapters.raw_ddp import RawDDPAdapter
@@ -161,6 +162,7 @@ def test_another_term_on_each_rank_without_join_is_named(tags: bool) -> None:
 
 
 def error_of_hard_select() -> str:
+    dist.barrier()  # the deadline is short, and holds for the forward too
     with pytest.raises((ExchangeTimeout, PeerLost)) as caught:
         hard_select(RawDDPAdapter(), join=False)
     return str(caught.value)

@@ -15,11 +15,11 @@ __all__ = ["Passing"]
 class Passing(lightning.LightningModule):
     """Its loss needs what the neighbours made; it notes what arrives in each hook."""
 
-    def __init__(self, timeout: float = 60) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
         self.rank_in_init = self.global_rank
-        self.exchange = Exchange(Ring, LightningAdapter(self), timeout=timeout)
+        self.exchange = Exchange(Ring, LightningAdapter(self))
         self.arrived: dict[str, Tensor] = {}
 
     def note(self, hook: str) -> None:
