@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from adapters.raw_ddp import RawDDPAdapter
@@ -161,6 +162,7 @@ def test_another_term_on_each_rank_without_join_is_named(tags: bool) -> None:
 
 
 def error_of_hard_select() -> str:
+    dist.barrier()  # the deadline is short, and holds for the forward too
     with pytest.raises((ExchangeTimeout, PeerLost)) as caught:
         hard_select(RawDDPAdapter(), join=False)
     return str(caught.value)
@@ -195,7 +197,7 @@ def test_random_graphs_that_differ_by_rank_have_the_gradient_of_one_process(
             assert found[seed] == pytest.approx(gradient(leaves[rank]), rel=1e-12)
 
 
-GRAPHS = 25
+GRAPHS = 12
 ByRank = dict[int, Tensor]
 Move = Callable[[ByRank, int], ByRank]
 

@@ -20,7 +20,7 @@ from collectives import Exchange, Mesh, Ring, compat
 from collectives.errors import ArgumentError, ContextError
 from collectives.testing import simulate
 from collectives.testing.pool import RankPool
-from tests.support.passing import Passing
+from tests.support.modules import Holder
 
 
 def one(value: float) -> Tensor:
@@ -116,23 +116,17 @@ def test_a_destroyed_group_is_named_and_a_new_one_is_found(rank: int, tmp_path: 
 def test_a_module_with_an_exchange_can_be_copied_in_every_way(rank: int, world_size: int) -> None:
     """C68: group stored on a module. pytorch/pytorch#73825, pytorch/pytorch#76927,
     Lightning-AI/pytorch-lightning#17369, ultralytics/yolov5#13574."""
-    module = Passing(RawDDPAdapter())
-    x = torch.full((1, 2), float(rank))
-    expected = [[float((rank - 1) % world_size)] * 2]
-    assert module(x).tolist() == expected  # bound to its group from here on
+    module = Holder()
+    expected = [float((rank - 1) % world_size)] * 2
+    assert module.exchange.shift(rank * module.weight).tolist() == expected  # bound from here on
     saved = io.BytesIO()
     torch.save(module, saved)
     saved.seek(0)
-    copies = [
-        copy.deepcopy(module),
-        pickle.loads(pickle.dumps(module)),
-        torch.load(saved, weights_only=False),
-        AveragedModel(module),
-        module,
-    ]
-    for copied in copies:
-        assert copied(x).tolist() == expected
-    assert list(module.state_dict()) == ["layer.weight"]
+    averaged = AveragedModel(module).module
+    copies = [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), averaged, module]
+    for copied in [*copies, torch.load(saved, weights_only=False)]:
+        assert copied.exchange.shift(rank * copied.weight).tolist() == expected
+    assert list(module.state_dict()) == ["weight"]
 
 
 def pickled_after_use() -> bytes:
