@@ -21,6 +21,7 @@ from collectives import Exchange, Received, Ring
 from . import plain
 from .contest import Contestants, Referee, Samples, in_turn
 from .imports import time_imports
+from .nowhere import Nowhere, NowhereAdapter
 from .ranks import become_urgent, run_ranks
 from .report import Measurement, Report, Target
 
@@ -46,8 +47,17 @@ TARGETS = (
     ),
     Target("100 tensors: faster than a loop of the copied", "many", OURS, LOOP, 12.0),
     Target("100 tensors: faster than one batch of all", "many", OURS, BATCH, 6.0),
-    Target("Python above the bare calls, no grad", "python, no grad", OURS, BARE, 15e-6),
-    Target("Python above the bare calls, with grad", "python, with grad", OURS, BARE, 35e-6),
+    *(
+        Target(
+            f"Python above the bare calls, {where}, {mode}",
+            f"python, {where}, {mode}",
+            OURS,
+            BARE,
+            most,
+        )
+        for where in ("over gloo", "nothing moved")
+        for mode, most in {"no grad": 15e-6, "with grad": 35e-6}.items()
+    ),
     Target("import collectives adds to import torch", "import", BOTH, TORCH, 0.2),
 )
 
@@ -82,9 +92,10 @@ def _between_ranks(rounds: int, *, quick: bool, only: list[str]) -> Iterator[Mea
     if not only or "many" in only:
         yield measure_many(exchange, referee)
     if not only or "python" in only:
-        calls = 320 if quick else 1600
-        yield measure_python(exchange, referee, calls, grad=False)
-        yield measure_python(exchange, referee, calls, grad=True)
+        yield from measure_python(exchange, plain.gloo_calls(), referee, "over gloo")
+        nowhere = Nowhere(exchange.rank, exchange.size)
+        alone = Exchange(Ring, NowhereAdapter(nowhere))
+        yield from measure_python(alone, (nowhere.send, nowhere.recv), referee, "nothing moved")
 
 
 def measure_exchange(exchange: Exchange, referee: Referee, name: str, size: int) -> Measurement:
@@ -97,7 +108,7 @@ def measure_exchange(exchange: Exchange, referee: Referee, name: str, size: int)
     contestants: Contestants = {
         COPIED: copied,
         AGAIN: functools.partial(copied),
-        BARE: plain.bare_calls(peer, peer, to_left, to_right),
+        BARE: plain.bare_calls(plain.gloo_calls(), peer, to_left, to_right),
         OURS: functools.partial(ours, out=out),
         OURS_NEW: ours,
     }
@@ -133,26 +144,28 @@ def measure_many(exchange: Exchange, referee: Referee) -> Measurement:
     return Measurement("many", f"{MANY} tensors of 4 KiB each way in one call", LOOP, samples)
 
 
-def measure_python(exchange: Exchange, referee: Referee, calls: int, *, grad: bool) -> Measurement:
-    """Processor time of the calling thread in an exchange of 4 B."""
-    peer = 1 - exchange.rank
-    to_left, to_right = _payload(exchange.rank, 1)
+def measure_python(
+    exchange: Exchange, calls: tuple[plain.Post, plain.Post], referee: Referee, where: str
+) -> Iterator[Measurement]:
+    """Processor time of the calling thread in an exchange of 4 B, without and with grad."""
+    rank = exchange.rank
+    to_left, to_right = _payload(rank, 1)
     out = Received(torch.empty_like(to_right), torch.empty_like(to_left))
-    bare = plain.bare_calls(peer, peer, to_left, to_right)
-    leftward, rightward = (x.clone().requires_grad_(grad) for x in (to_left, to_right))
+    bare = plain.bare_calls(calls, 1 - rank, to_left, to_right)
+    for grad in (False, True):
+        leftward, rightward = (x.clone().requires_grad_(grad) for x in (to_left, to_right))
+        mode = "with grad" if grad else "no grad"
 
-    def ours() -> None:
-        exchange.exchange(to_left=leftward, to_right=rightward, out=out)
-        if grad:
-            exchange.mark_step()  # cuts the chain, as join(loss) does in a training step
+        def ours(leftward: Tensor = leftward, rightward: Tensor = rightward) -> None:
+            exchange.exchange(to_left=leftward, to_right=rightward, out=out)
+            if leftward.requires_grad:
+                exchange.mark_step()  # cuts the chain, as join(loss) does in a training step
 
-    contestants: Contestants = {BARE: bare, BARE_AGAIN: functools.partial(bare), OURS: ours}
-    with torch.set_grad_enabled(grad):
-        samples = referee.spend(contestants, calls)
-    key = "python, with grad" if grad else "python, no grad"
-    mode = "with grad (forward, token, mark_step)" if grad else "no grad"
-    title = f"Thread time of an exchange of 4 B each way, {mode}"
-    return Measurement(key, title, BARE, samples, adds=True)
+        contestants: Contestants = {BARE: bare, BARE_AGAIN: functools.partial(bare), OURS: ours}
+        with torch.set_grad_enabled(grad):
+            samples = referee.spend(contestants)
+        title = f"Thread time of an exchange of 4 B each way, {where}, {mode}"
+        yield Measurement(f"python, {where}, {mode}", title, BARE, samples, adds=True)
 
 
 def measure_import(report: Report, rounds: int) -> None:

@@ -9,9 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["bare_calls", "neighbour_exchange_bidir", "one_batch"]
+from collectives.transport import Work
+
+__all__ = ["bare_calls", "gloo_calls", "neighbour_exchange_bidir", "one_batch"]
 
 Pair = tuple[Tensor, Tensor]
+Post = Callable[[list[Tensor], int, int], Work]
 
 
 def neighbour_exchange_bidir(left: int, right: int, to_left: Tensor, to_right: Tensor) -> Pair:
@@ -55,24 +58,37 @@ def one_batch(
     return received
 
 
-def bare_calls(left: int, right: int, to_left: Tensor, to_right: Tensor) -> Callable[[], Pair]:
-    """Return an exchange by the backend's own ``send`` and ``recv``: the floor of what is possible.
-
-    Receive buffers are kept, and tags keep the two sides apart.
-    """
+def gloo_calls() -> tuple[Post, Post]:
+    """Return ``send`` and ``recv`` of the default group's backend."""
     group = dist.group.WORLD
     assert group is not None
     backend = group._get_backend(torch.device("cpu"))
-    send, recv = backend.send, backend.recv  # type: ignore[attr-defined]  # not in torch's stubs
+    return backend.send, backend.recv  # type: ignore[attr-defined]  # not in torch's stubs
+
+
+def bare_calls(
+    calls: tuple[Post, Post], peer: int, to_left: Tensor, to_right: Tensor
+) -> Callable[[], Pair]:
+    """Return an exchange of two ranks by bare calls: the floor of what is possible.
+
+    Receive buffers are kept, and tags keep the two sides apart.
+
+    Args:
+        calls: ``send`` and ``recv``.
+        peer: The other rank.
+        to_left: For it, as the left neighbour.
+        to_right: For it, as the right neighbour.
+    """
+    send, recv = calls
     from_left, from_right = torch.empty_like(to_right), torch.empty_like(to_left)
     limit = timedelta(seconds=60)
 
     def exchange() -> Pair:
         works = (
-            recv([from_right], right, 0),
-            recv([from_left], left, 1),
-            send([to_left], left, 0),
-            send([to_right], right, 1),
+            recv([from_right], peer, 0),
+            recv([from_left], peer, 1),
+            send([to_left], peer, 0),
+            send([to_right], peer, 1),
         )
         for work in works:
             work.wait(limit)
