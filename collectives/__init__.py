@@ -2,20 +2,22 @@
 
 General layout; imports go only downwards:
 
-``errors``        the exception tree
-``topology``      Ring, Mesh, Graph: frozen values made of integers, no torch
-``context``       what an adapter (package ``adapters``) finds: rank, size, device, group
-``signature``     what the two ends of an exchange must agree on
-``plan``          who sends what to whom, as data; ``check_plans`` compares all ranks
-``runtime``       the checks of a context against ``torch.distributed``
-``transport``     moves bytes: process group, local copies, in-process simulator
-``trees, call``   from trees of tensors to messages, computed once per shape
-``engine``        runs a call: ``flight`` is one under way, ``chain`` the token chain
-``autograd``      the adjoint: the plan reversed
-``move``          from trees to calls and back
-``exchange``      Exchange, what users call; ``binding`` and ``lifetime`` are its life
-``compat``        drop-in names for people who come from open_clip
-``testing``       simulate(), check_adjoint(), a pytest plugin
+``errors``              the exception tree
+``topology``            Ring, Mesh, Graph: frozen values made of integers, no torch
+``context``             what an adapter (package ``adapters``) finds: rank, size, device, group
+``plan``                who sends what to whom, as data; ``check_plans`` compares all ranks
+``signature``           what the two ends of an exchange must agree on
+``runtime``             the checks of a context against ``torch.distributed``; below it
+                        ``launcher``, ``devices``, ``rendezvous``, beside it ``discovery``
+``transport``           moves bytes: process group, local copies, in-process simulator
+``trees``, ``dtypes``   what a tree of tensors is made of, and what torch cannot copy
+``messages``, ``call``  which messages one operation takes, computed once per shape
+``engine``              runs a call: ``flight`` is one under way, ``chain`` the token chain
+``autograd``            the adjoint: the plan reversed
+``move``, ``checks``    from trees to calls and back; what is refused on the way
+``exchange``            Exchange, what users call; ``lifetime``, ``binding``, ``routes`` serve it
+``compat``              drop-in names for people who come from open_clip
+``testing``             simulate(), check_adjoint(), a pytest plugin
 """
 
 from . import errors as errors

@@ -8,111 +8,19 @@ of 4 KiB: 17 to 24 times faster than one by one); larger ones go singly, without
 
 from __future__ import annotations
 
-import math
 import zlib
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from .messages import PACK_BELOW, PACKABLE, Leaf, Pack, PackedMessage, SingleMessage
 from .plan import Lane, Plan
 from .signature import PHASES, Signature
 
-__all__ = ["Call", "Leaf", "Pack", "PackedMessage", "SingleMessage"]
+if TYPE_CHECKING:
+    import torch
 
-# Below this many bytes a message of its own costs more than a copy into a common one.
-PACK_BELOW = 64 * 1024
-
-# exotic dtypes (float8, bits, quantised) go singly: not every copy kernel knows them
-_PACKABLE = frozenset(
-    {
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64,
-        torch.complex128, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
-        torch.bool,
-    }
-)  # fmt: skip
+__all__ = ["Call"]
 
 DIGEST_BITS, SEQUENCE_BITS = 20, 10  # with one bit for the lane: the 31 bits of a gloo tag
-
-
-class Leaf(NamedTuple):
-    """What must be known of a tensor to receive it."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
-
-    @property
-    def differentiable(self) -> bool:
-        """Whether gradients flow through such a tensor."""
-        return self.dtype.is_floating_point or self.dtype.is_complex
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the wire."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-class SingleMessage(NamedTuple):
-    """One tensor that travels by itself; ``position`` in the flat list of inputs or outputs."""
-
-    position: int
-    peer: int
-    tag: int
-    leaf: Leaf
-
-
-class Buffer(NamedTuple):
-    """A flat message and its leaves as views of it."""
-
-    flat: Tensor
-    views: list[Tensor]
-
-
-@dataclass(slots=True)
-class Pack:
-    """Small leaves of one dtype that travel as one flat message.
-
-    Buffers are kept: a call that runs again reuses them once they are free.
-    """
-
-    indices: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: torch.dtype
-    _free: list[Buffer] = field(default_factory=list)
-
-    def take(self, device: torch.device) -> Buffer:
-        """Return a buffer that nobody uses."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            sizes = [math.prod(shape) for shape in self.shapes]
-            # Outside inference mode, or a kept buffer could not be written to after it.
-            with torch.inference_mode(mode=False), torch.no_grad():
-                flat = torch.empty(sum(sizes), dtype=self.dtype, device=device)
-                pieces = flat.split(sizes)
-                views = [p.view(s) for p, s in zip(pieces, self.shapes, strict=True)]
-            return Buffer(flat, views)
-
-    def give(self, buffer: Buffer) -> None:
-        """Hand a buffer back, once its message has been moved."""
-        self._free.append(buffer)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the wire."""
-        return sum(Leaf(shape, self.dtype).nbytes for shape in self.shapes)
-
-
-class PackedMessage(NamedTuple):
-    """Many tensors that travel as one message."""
-
-    pack: Pack
-    peer: int
-    tag: int
 
 
 Specs = tuple[tuple[Leaf, ...], ...]
@@ -156,6 +64,7 @@ class Call:
         self.outputs = [leaf for lane in recvs for leaf in lane]
         self.differentiable_inputs = _differentiable(self.inputs)
         self.differentiable_outputs = _differentiable(self.outputs)
+        self.differentiable = bool(self.differentiable_inputs or self.differentiable_outputs)
         self.constant_outputs = sorted(
             set(range(len(self.outputs))) - set(self.differentiable_outputs)
         )
@@ -170,6 +79,8 @@ class Call:
             self._add_lane(lane, out, first_in, into, first_out)
             first_in += len(out)
             first_out += len(into)
+        # What the transport writes into, with no copy in between that autograd would see.
+        self.written = [message.position for message in self.recv_singles]
         self.messages_sent = len(self.send_singles) + len(self.send_packs)
         self.peers = sorted(
             {
@@ -216,7 +127,7 @@ class Call:
         """Split one lane's leaves into messages: the same on both ends, as they see the same."""
         small: dict[torch.dtype, list[int]] = {}
         for i, leaf in enumerate(leaves):
-            if leaf.nbytes < PACK_BELOW and leaf.dtype in _PACKABLE:
+            if leaf.nbytes < PACK_BELOW and leaf.dtype in PACKABLE:
                 small.setdefault(leaf.dtype, []).append(i)
         packed = {i for group in small.values() if len(group) > 1 for i in group}
         singles = [

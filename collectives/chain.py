@@ -13,6 +13,9 @@ out is found on the rank that left it out (:meth:`Chain.check`), by name. Counts
 compared: several forwards before one backward, several losses, accumulation and metrics under grad
 are legal. An exchange whose inputs need no gradient on this rank and whose outputs are not used
 looks like a metric from here, and raises no alarm.
+
+Inside a backward (a checkpoint that computes its block again, a double backward) exchanges are not
+linked: they run in the order in which they were made, and every rank must use what arrives.
 """
 
 from __future__ import annotations
@@ -29,12 +32,12 @@ from .errors import DeadExchange
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Chain", "Record", "caller"]
+__all__ = ["Chain", "Record", "caller", "inside_backward"]
 
 # Exchanges under grad with neither backward nor join: each one keeps its graph alive.
 WARN_AT = 1024
 
-_PACKAGE = __name__.partition(".")[0]
+_OURS = __name__.partition(".")[0] + "."
 
 
 class Record:
@@ -64,17 +67,13 @@ class Chain:
         self._token = self._root
         self._segment: list[Record] = []
         self._earlier: list[list[Record]] = []
-        self._task, self._task_token = -1, self._root
 
     def link(self, record: Record) -> Tensor:
         """Add an exchange and return the token that goes into it."""
-        task = torch._C._current_graph_task_id()
-        if task != -1:
-            # Inside a backward: a checkpoint computes its block again. Linked to the main chain,
-            # the block's own backward would run everything before it a second time.
-            if task != self._task:
-                self._task, self._task_token = task, self._root
-            return self._task_token
+        if inside_backward():
+            # A checkpoint computes its block again. Linked to anything before it, the block's own
+            # backward would run that a second time.
+            return self._root
         if any(earlier.ran for earlier in self._segment):
             self.cut()
         self._segment.append(record)
@@ -83,15 +82,13 @@ class Chain:
                 f"{WARN_AT} exchanges under grad without backward(), join() or mark_step(): their"
                 " graphs are kept alive; wrap evaluation in torch.no_grad(), or call"
                 " exchange.mark_step() in the loop",
-                stacklevel=_frames_to_caller(),
+                stacklevel=_outside()[1] + 1,
             )
         return self._token
 
     def advance(self, token: Tensor) -> None:
         """Take the token that came out of the exchange linked last."""
-        if torch._C._current_graph_task_id() != -1:
-            self._task_token = token
-        else:
+        if not inside_backward():
             self._token = token
 
     def cut(self) -> None:
@@ -140,26 +137,22 @@ class Chain:
                 )
 
 
+def inside_backward() -> bool:
+    """Whether this thread runs a backward: what is exchanged now is computed again, or adjoint."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def caller() -> str:
     """Return ``file:line`` of the code that called this package."""
-    frame = _calling_frame()
+    frame, _ = _outside()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
 
 
-def _calling_frame() -> FrameType | None:
+def _outside() -> tuple[FrameType | None, int]:
+    """Return the innermost frame outside this package, and how many of ours lie in between."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _ours(frame):
+    depth = 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
-    return frame
-
-
-def _frames_to_caller() -> int:
-    depth, frame = 0, sys._getframe(0)
-    while frame.f_back is not None and _ours(frame):
-        depth, frame = depth + 1, frame.f_back
-    return depth
-
-
-def _ours(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return bool(name == _PACKAGE or name.startswith(f"{_PACKAGE}."))
+        depth += 1
+    return frame, depth

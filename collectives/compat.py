@@ -27,7 +27,7 @@ from .binding import Binding, Route, bind_exchange
 from .engine import Deadline
 from .errors import ArgumentError
 from .lifetime import join_chain
-from .move import Options, move
+from .move import move
 from .plan import LEFTWARD, RIGHTWARD, Lane, Plan
 from .topology import Graph
 
@@ -69,9 +69,9 @@ def neighbour_exchange(
 def neighbour_exchange_with_grad(
     from_rank: int, to_rank: int, tensor: Tensor, group: ProcessGroup | None = None
 ) -> Tensor:
-    """Do :func:`neighbour_exchange`, differentiably: the gradient goes back to ``to_rank``'s sender.
+    """Do :func:`neighbour_exchange`, differentiably; see :func:`join`.
 
-    The gradient of what this rank sent comes back from ``to_rank``. See :func:`join`.
+    Gradient: that of what this rank sent comes back from ``to_rank``.
     """
     binding = _binding(tensor, group)
     lane = Lane(RIGHTWARD, _member(binding, to_rank), _member(binding, from_rank))
@@ -129,7 +129,7 @@ def _move(
     if route is None:
         plan = Plan(op, binding.engine.rank, binding.engine.size, lanes)
         route = binding.routes[op, lanes] = Route(plan)
-    return cast("tuple[Tensor, ...]", move(binding, route, tensors, Options()))
+    return cast("tuple[Tensor, ...]", move(binding, route, tensors))
 
 
 def _binding(tensor: Tensor, group: ProcessGroup | None) -> Binding:

@@ -8,28 +8,33 @@ out is closed, and whatever came next would fail with a text that hides the caus
 
 from __future__ import annotations
 
+import math
+import time
 import zlib
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from .chain import Chain, Record, caller
-from .errors import CollectivesError, ExchangeError, ExchangeTimeout, PeerLost
+from .chain import Chain, caller
+from .dtypes import as_memory
+from .errors import ArgumentError, CollectivesError, ExchangeError, ExchangeTimeout, PeerLost
 from .flight import Flight
 from .transport import Post
 from .transport.group import failure_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .call import Call
     from .pending import Dropped
-    from .transport import Transport, Work
+    from .transport import Transport
 
-__all__ = ["Counters", "Deadline", "Engine", "GroupState"]
+__all__ = ["Counters", "Deadline", "Engine", "GroupState", "deadline_of"]
+
+W = TypeVar("W")
 
 _DIGEST_MASK = (1 << 20) - 1
 _SEQUENCE_MASK = (1 << 10) - 1
@@ -38,17 +43,32 @@ _SEQUENCE_MASK = (1 << 10) - 1
 class Deadline:
     """Seconds that one exchange may take, all its messages together."""
 
-    __slots__ = ("_full", "seconds")
+    __slots__ = ("full", "seconds")
+
+    # A timedelta costs time to make: until so many seconds have gone, the whole is near enough.
+    GRACE = 0.5
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._full = timedelta(seconds=seconds)
+        self.full = timedelta(seconds=seconds)
 
     def remaining(self, elapsed: float) -> timedelta:
-        """Return what is left; exact only after half a second, since a timedelta costs time."""
-        if elapsed < 0.5:
-            return self._full
+        """Return what is left."""
         return timedelta(seconds=max(0.001, self.seconds - elapsed))
+
+
+def deadline_of(seconds: object) -> Deadline:
+    """Check a timeout.
+
+    Raises:
+        ArgumentError: It is not a positive, finite number.
+    """
+    number = float(seconds) if isinstance(seconds, int | float) else math.nan
+    if isinstance(seconds, bool) or not 0 < number < math.inf:
+        raise ArgumentError(
+            f"timeout must be a positive, finite number of seconds, got {seconds!r}"
+        )
+    return Deadline(number)
 
 
 @dataclass(slots=True)
@@ -106,54 +126,31 @@ class Engine:
         self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
         self._announce = transport.announce
 
-    def run(
-        self,
-        call: Call,
-        inputs: Sequence[Tensor],
-        outs: Sequence[Tensor] | None,
-        sequence: int,
-        deadline: Deadline,
-        fill: float = 0,
-        record: Record | None = None,
-    ) -> list[Tensor]:
-        """Start a call and wait for it."""
-        return self.start(call, inputs, outs, sequence, deadline, fill, record).wait()
-
-    def start(
-        self,
-        call: Call,
-        inputs: Sequence[Tensor],
-        outs: Sequence[Tensor] | None,
-        sequence: int,
-        deadline: Deadline,
-        fill: float = 0,
-        record: Record | None = None,
-    ) -> Flight:
-        """Post all messages of a call.
+    def start(self, flight: Flight, inputs: Sequence[Tensor]) -> Flight:
+        """Post all messages of a flight.
 
         Args:
-            call: Its tables.
-            inputs: One tensor per input of the call.
-            outs: One tensor per output to write into, or fresh ones.
-            sequence: Its number on the group; a backward has its forward's.
-            deadline: For all of it.
-            fill: Value beyond an open end.
-            record: Its place in the token chain.
+            flight: Made, and not started.
+            inputs: One tensor per input of its call.
         """
-        if outs is None:
+        call = flight.call
+        if flight.outs is None:
             results = [torch.empty(s, dtype=d, device=self.device) for s, d in call.outputs]
         else:
-            results = list(outs)
-        flight = Flight(self, call, inputs, results, sequence, deadline, record)
+            results = list(flight.outs)
+        flight.inputs, flight.results, flight.begun = inputs, results, time.monotonic()
         if self._announce is not None:
-            where = record.where if record is not None else caller()
-            self._announce(call.signature(sequence, self.state.step, where))
+            where = flight.record.where if flight.record is not None else caller()
+            self._announce(call.signature(flight.sequence, self.state.step, where))
         for source, target in call.copies:
-            results[target].copy_(inputs[source])
+            as_memory(results[target]).copy_(as_memory(inputs[source]))
         for target, _ in call.fills:
-            results[target].fill_(fill)
+            as_memory(results[target]).fill_(flight.fill)
         try:
-            flight.works = self._post(flight)
+            if self._batch is None:
+                flight.works = self._post(flight, self._send, self._recv)
+            else:
+                flight.works = self._batch(self._in_batch(flight))
         except BaseException as error:
             failure = self.failure(error, flight)
             if failure is error:
@@ -162,44 +159,41 @@ class Engine:
         self._count(call)
         return flight
 
-    def _post(self, flight: Flight) -> Sequence[Work]:
-        mix = self.state.step_tag ^ ((flight.sequence & _SEQUENCE_MASK) << 1)
-        receives, sends = self._receives(flight, mix), self._sends(flight, mix)
-        if self._batch is not None:
-            posts = [Post("send", *message) for message in sends]
-            return self._batch(posts + [Post("recv", *message) for message in receives])
-        send, recv = self._send, self._recv
-        works = [recv([tensor], peer, tag) for tensor, peer, tag in receives]
-        works += [send([tensor], peer, tag) for tensor, peer, tag in sends]
-        return works
+    def _in_batch(self, flight: Flight) -> list[Post]:
+        sends: list[Post] = []
+        receives: list[Post] = []
+        self._post(
+            flight,
+            lambda tensors, peer, tag: sends.append(Post("send", tensors[0], peer, tag)),
+            lambda tensors, peer, tag: receives.append(Post("recv", tensors[0], peer, tag)),
+        )
+        return sends + receives
 
-    def _receives(self, flight: Flight, mix: int) -> list[tuple[Tensor, int, int]]:
-        call, results = flight.call, flight.results
-        messages = []
+    def _post(
+        self,
+        flight: Flight,
+        send: Callable[[list[Tensor], int, int], W],
+        recv: Callable[[list[Tensor], int, int], W],
+    ) -> list[W]:
+        """Post the messages of a flight one by one, and return what each post gave."""
+        call, inputs, results = flight.call, flight.inputs, flight.results
+        mix = self.state.step_tag ^ ((flight.sequence & _SEQUENCE_MASK) << 1)
+        works = []
         for position, peer, tag, leaf in call.recv_singles:
             target = results[position]
             if not target.is_contiguous():
-                buffer = torch.empty(leaf.shape, dtype=leaf.dtype, device=self.device)
-                flight.copied.append((target, buffer))
-                target = buffer
-            messages.append((target, peer, tag ^ mix))
-        for message in call.recv_packs:
-            packed = message.pack.take(self.device)
-            flight.packed.append((message, packed, True))
-            messages.append((packed.flat, message.peer, message.tag ^ mix))
-        return messages
-
-    def _sends(self, flight: Flight, mix: int) -> list[tuple[Tensor, int, int]]:
-        call, inputs = flight.call, flight.inputs
-        messages = []
+                target = flight.detour(target, leaf)
+            works.append(recv([target], peer, tag ^ mix))
+        for pack, peer, tag in call.recv_packs:
+            packed = flight.take(pack, received=True)
+            works.append(recv([packed.flat], peer, tag ^ mix))
         for position, peer, tag, _ in call.send_singles:
-            messages.append((_dense(inputs[position]), peer, tag ^ mix))
-        for message in call.send_packs:
-            packed = message.pack.take(self.device)
-            torch._foreach_copy_(packed.views, [inputs[i] for i in message.pack.indices])
-            flight.packed.append((message, packed, False))
-            messages.append((packed.flat, message.peer, message.tag ^ mix))
-        return messages
+            works.append(send([_dense(inputs[position])], peer, tag ^ mix))
+        for pack, peer, tag in call.send_packs:
+            packed = flight.take(pack, received=False)
+            torch._foreach_copy_(packed.views, [inputs[i] for i in pack.indices])
+            works.append(send([packed.flat], peer, tag ^ mix))
+        return works
 
     def _count(self, call: Call) -> None:
         counters = self.counters
@@ -257,7 +251,9 @@ def _dense(tensor: Tensor) -> Tensor:
     """Return what can go onto the wire as raw memory."""
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.contiguous()
+    if tensor.is_contiguous():
+        return tensor
+    return as_memory(tensor).contiguous().view(tensor.dtype)
 
 
 def _first_line(error: BaseException) -> str:

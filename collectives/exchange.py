@@ -7,27 +7,21 @@ public surface.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, TypeVar, cast
 
-from .binding import Binding, Route, resolve
-from .errors import ArgumentError
+from .binding import resolve
 from .explain import explain
-from .lifetime import BoundLate, deadline_of
-from .move import Options, move, start_move
+from .lifetime import BoundLate
+from .move import move, start_move
 from .pending import Pending
-from .plan import Plan, plan_exchange, plan_permute, plan_shift
 from .received import Received
-from .topology import Cartesian, Topology
+from .routes import Axis, Pairs, Shapes, as_pairs, find_route, make_plan
 
 __all__ = ["Exchange"]
 
 T = TypeVar("T")
 L = TypeVar("L")
 R = TypeVar("R")
-Shapes = Literal["same", "discover"]
-Axis = str | int | None
-Pairs = Sequence[tuple[int, int]]
 Trees = tuple[object, ...]
 
 
@@ -99,8 +93,9 @@ class Exchange(BoundLate):
 
         Source: MPI_Cart_shift with MPI_Sendrecv; JAX ppermute.
         """
-        binding, route = self._shift_route(offset, axis, shapes)
-        (arrived,) = move(binding, route, (tree,), _options(_one(like), _one(out), fill, timeout))
+        binding = self._bound()
+        route = find_route(binding, "shift", shapes, axis, offset)
+        (arrived,) = move(binding, route, (tree,), _one(like), _one(out), fill, timeout)
         return cast("T", arrived)
 
     def start_shift(
@@ -118,10 +113,12 @@ class Exchange(BoundLate):
         """Start :meth:`shift`; ``wait()`` on the result gives the tree.
 
         What is sent must not be written to before ``wait()``. Backward overlaps as forward does.
+        Every rank waits for its started exchanges in the same order.
         """
-        binding, route = self._shift_route(offset, axis, shapes)
-        options = _options(_one(like), _one(out), fill, timeout)
-        return cast("Pending[T]", start_move(binding, route, (tree,), options, _first))
+        binding = self._bound()
+        route = find_route(binding, "shift", shapes, axis, offset)
+        pending = start_move(binding, route, (tree,), _first, _one(like), _one(out), fill, timeout)
+        return cast("Pending[T]", pending)
 
     def exchange(
         self,
@@ -162,9 +159,10 @@ class Exchange(BoundLate):
 
         Source: MPI_Neighbor_alltoall on a Cartesian communicator.
         """
-        binding, route = self._exchange_route(axis, shapes)
-        options = _options(_crossed(like), _crossed(out), 0, timeout)
-        return _received(move(binding, route, (to_left, to_right), options))
+        binding = self._bound()
+        route = find_route(binding, "exchange", shapes, axis)
+        trees = (to_left, to_right)
+        return _received(move(binding, route, trees, _crossed(like), _crossed(out), 0, timeout))
 
     def start_exchange(
         self,
@@ -180,10 +178,14 @@ class Exchange(BoundLate):
         """Start :meth:`exchange`; ``wait()`` on the result gives what arrived.
 
         What is sent must not be written to before ``wait()``. Backward overlaps as forward does.
+        Every rank waits for its started exchanges in the same order.
         """
-        binding, route = self._exchange_route(axis, shapes)
-        options = _options(_crossed(like), _crossed(out), 0, timeout)
-        return start_move(binding, route, (to_left, to_right), options, _received)
+        binding = self._bound()
+        route = find_route(binding, "exchange", shapes, axis)
+        trees = (to_left, to_right)
+        return start_move(
+            binding, route, trees, _received, _crossed(like), _crossed(out), 0, timeout
+        )
 
     def permute(
         self,
@@ -216,13 +218,8 @@ class Exchange(BoundLate):
         Source: JAX ppermute.
         """
         binding = self._bound()
-        _only_same(shapes, "permute")
-        key = ("permute", tuple(map(tuple, pairs)))
-        route = binding.routes.get(key)
-        if route is None:
-            plan = plan_permute(binding.engine.size, binding.engine.rank, pairs)
-            route = _add(binding, key, plan)
-        (arrived,) = move(binding, route, (tree,), _options(_one(like), _one(out), fill, timeout))
+        route = find_route(binding, "permute", shapes, pairs=as_pairs(pairs))
+        (arrived,) = move(binding, route, (tree,), _one(like), _one(out), fill, timeout)
         return cast("T", arrived)
 
     def explain(
@@ -245,40 +242,10 @@ class Exchange(BoundLate):
         topology = resolve(self._topology, size)
         lanes = ("to_left", "to_right") if operation == "exchange" else ("tree",)
         plans = [
-            _plan(topology, rank, operation, offset, axis, tuple(pairs))
+            make_plan(topology, rank, operation, axis, offset, as_pairs(pairs))
             for rank in range(topology.size)
         ]
         return explain(plans, binding.engine.rank if binding is not None else None, lanes)
-
-    def _shift_route(self, offset: int, axis: Axis, shapes: Shapes) -> tuple[Binding, Route]:
-        binding = self._bound()
-        key = ("shift", offset, axis)
-        route = binding.routes.get(key)
-        if route is None or shapes != "same":
-            _only_same(shapes, "shift")
-            plan = _plan(binding.topology, binding.engine.rank, "shift", offset, axis, ())
-            route = _add(binding, key, plan)
-        return binding, route
-
-    def _exchange_route(self, axis: Axis, shapes: Shapes) -> tuple[Binding, Route]:
-        binding = self._bound()
-        key = ("exchange", axis)
-        route = binding.routes.get(key)
-        if route is None or shapes != "same":
-            _only_same(shapes, "exchange")
-            plan = _plan(binding.topology, binding.engine.rank, "exchange", 0, axis, ())
-            route = _add(binding, key, plan)
-        return binding, route
-
-
-_DEFAULT = Options()
-
-
-def _options(like: Trees | None, out: Trees | None, fill: float, timeout: float | None) -> Options:
-    if like is None and out is None and timeout is None and fill == 0:
-        return _DEFAULT
-    deadline = None if timeout is None else deadline_of(timeout)
-    return Options(like=like, out=out, fill=fill, deadline=deadline)
 
 
 def _one(tree: object) -> Trees | None:
@@ -300,33 +267,3 @@ def _first(arrived: Trees) -> object:
 def _received(arrived: Trees) -> Received[R, L]:
     from_right, from_left = arrived
     return cast("Received[R, L]", Received(from_left, from_right))
-
-
-def _add(binding: Binding, key: object, plan: Plan) -> Route:
-    route = binding.routes[key] = Route(plan)
-    return route
-
-
-def _plan(
-    topology: Topology, rank: int, operation: str, offset: int, axis: Axis, pairs: Pairs
-) -> Plan:
-    if operation == "permute":
-        return plan_permute(topology.size, rank, pairs)
-    # A Graph has the method too: it raises, and says what works instead.
-    index = topology.axis_index(axis, operation)
-    assert isinstance(topology, Cartesian)
-    if operation == "shift":
-        return plan_shift(topology, rank, index, offset)
-    if operation == "exchange":
-        return plan_exchange(topology, rank, index)
-    raise ArgumentError(f"explain: expected shift, exchange or permute, got {operation!r}")
-
-
-def _only_same(shapes: str, operation: str) -> None:
-    if shapes == "discover":
-        raise ArgumentError(
-            f"{operation}: shapes='discover' is not supported yet; give the shapes that arrive"
-            " through like="
-        )
-    if shapes != "same":
-        raise ArgumentError(f"{operation}: shapes must be 'same', got {shapes!r}")

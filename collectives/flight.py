@@ -1,4 +1,4 @@
-"""A started call, until its messages have been moved."""
+"""One run of a call, until its messages have been moved."""
 
 from __future__ import annotations
 
@@ -7,71 +7,122 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from .dtypes import as_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from .call import Buffer, Call, PackedMessage
+    from .call import Call
     from .chain import Record
     from .engine import Deadline, Engine
+    from .messages import Buffer, Leaf, Pack
     from .transport import Work
 
 __all__ = ["Flight"]
 
 
 class Flight:
-    """What the engine owns of a started call.
+    """What the engine owns of one run of a call, forward or backward.
 
-    gloo loses a message whose Work is dropped, and writes into a buffer that nobody holds.
+    gloo loses a message whose Work is dropped, and writes into a buffer that nobody holds: so a
+    started flight holds both until it has landed, and nothing after it.
 
     Args:
-        engine: That started it.
+        engine: That runs it.
         call: The tables that it walks.
-        inputs: What is being sent.
-        results: Where it arrives, in the order of the call's outputs.
-        sequence: Number of the exchange on its group.
+        sequence: Number of the exchange on its group; a backward has its forward's.
         deadline: How long it may take.
+        outs: One tensor per output to write into, or fresh ones.
+        fill: Value beyond an open end.
         record: Its place in the token chain, if it has one.
     """
 
     __slots__ = (
-        "begun", "call", "copied", "deadline", "engine", "inputs", "landed", "packed", "record",
-        "results", "sequence", "works",
+        "adjoint", "begun", "call", "copied", "deadline", "engine", "fill", "inputs", "landed",
+        "outs", "packed", "record", "results", "sequence", "works",
     )  # fmt: skip
 
     def __init__(
         self,
         engine: Engine,
         call: Call,
-        inputs: Sequence[Tensor],
-        results: list[Tensor],
         sequence: int,
         deadline: Deadline,
-        record: Record | None,
+        outs: list[Tensor] | None = None,
+        fill: float = 0,
+        record: Record | None = None,
     ) -> None:
-        self.engine, self.call, self.inputs, self.results = engine, call, inputs, results
-        self.sequence, self.deadline, self.record = sequence, deadline, record
+        self.engine, self.call, self.sequence, self.deadline = engine, call, sequence, deadline
+        self.outs, self.fill, self.record = outs, fill, record
+        self.inputs: Sequence[Tensor] = ()
+        self.results: list[Tensor] = []
         self.works: Sequence[Work] = ()
-        self.packed: list[tuple[PackedMessage, Buffer, bool]] = []
+        self.packed: list[tuple[Pack, Buffer, bool]] = []
         self.copied: list[tuple[Tensor, Tensor]] = []
         self.landed = False
-        self.begun = time.monotonic()
+        self.begun = 0.0
+        self.adjoint: Callable[[], Sequence[Tensor]] | None = None
+
+    def start(self, inputs: Sequence[Tensor]) -> Flight:
+        """Post all messages, outside autograd; one input per input of the call."""
+        return self.engine.start(self, inputs)
+
+    def now(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Post all messages and wait for them, outside autograd."""
+        return self.engine.start(self, inputs).wait()
 
     def wait(self) -> list[Tensor]:
-        """Return the outputs once all messages have been moved. Idempotent."""
+        """Return the outputs once all messages have been moved; nothing the second time."""
         if not self.landed:
             self._wait_for_messages()
-            self._unpack()
+            if self.packed or self.copied:
+                self._unpack()
+            if self.outs is not None and self.call.written:
+                self._count_versions()
             self.landed = True
-            self.inputs, self.works = (), ()
             self.engine.counters.seconds += time.monotonic() - self.begun
-        return self.results
+        results, self.results = self.results, []
+        # A result that requires grad keeps its node alive, and the node this flight.
+        self.inputs, self.works = (), ()
+        return results
+
+    def reverse(self) -> Flight:
+        """Return the flight of the adjoint; it keeps the number of the forward."""
+        return Flight(
+            self.engine, self.call.reverse(), self.sequence, self.deadline, record=self.record
+        )
+
+    def tangent(self) -> Flight:
+        """Return the flight that carries the tangents; a number of its own."""
+        sequence = self.engine.state.next_sequence()
+        return Flight(self.engine, self.call.tangent(), sequence, self.deadline)
+
+    def detour(self, target: Tensor, leaf: Leaf) -> Tensor:
+        """Return where to receive what belongs into a ``target`` with gaps."""
+        buffer = torch.empty(leaf.shape, dtype=leaf.dtype, device=target.device)
+        self.copied.append((target, buffer))
+        return buffer
+
+    def take(self, pack: Pack, *, received: bool) -> Buffer:
+        """Return a buffer for a packed message, to be given back after landing."""
+        buffer = pack.take(self.engine.device)
+        self.packed.append((pack, buffer, received))
+        return buffer
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.begun
 
     def _wait_for_messages(self) -> None:
-        deadline, begun = self.deadline, self.begun
+        deadline, now = self.deadline, time.monotonic
+        exact = self.begun + deadline.GRACE
         try:
             for work in self.works:
-                work.wait(deadline.remaining(time.monotonic() - begun))
+                full = now() < exact
+                work.wait(deadline.full if full else deadline.remaining(self.elapsed))
         except BaseException as error:
             failure = self.engine.failure(error, self)
             if failure is error:
@@ -79,14 +130,33 @@ class Flight:
             raise failure from error
 
     def _unpack(self) -> None:
-        for message, buffer, received in self.packed:
+        for pack, buffer, received in self.packed:
             if received:
-                torch._foreach_copy_([self.results[i] for i in message.pack.indices], buffer.views)
-            message.pack.give(buffer)
+                torch._foreach_copy_([self.results[i] for i in pack.indices], buffer.views)
+            pack.give(buffer)
         for target, buffer_ in self.copied:
-            target.copy_(buffer_)
+            as_memory(target).copy_(as_memory(buffer_))
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self.begun
+    def _count_versions(self) -> None:
+        """Tell autograd what the transport wrote behind its back into buffers of the caller.
+
+        Whoever saved an older result must know. Copies count by themselves.
+        """
+        written = [self.results[i] for i in self.call.written]
+        if _COUNTS_MANY:
+            increment_version(written)
+            return
+        for result in written:
+            if not result.is_inference():
+                increment_version(result)
+
+
+def _counts_many() -> bool:
+    try:
+        increment_version([])
+    except (RuntimeError, TypeError):  # older torch takes one tensor, which must have a counter
+        return False
+    return True
+
+
+_COUNTS_MANY = _counts_many()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, is_grad_enabled
 
 from . import autograd
 from .binding import Binding, TopologySource, bind_exchange
-from .engine import Deadline
+from .engine import Deadline, deadline_of
 from .errors import ArgumentError, ExchangeClosed
 from .move import raise_left_over
 from .topology import Topology
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from .context import Adapter
 
-__all__ = ["BoundLate", "deadline_of", "join_chain"]
+__all__ = ["BoundLate", "join_chain"]
 
 
 class BoundLate:
@@ -203,13 +202,3 @@ def _check_loss(loss: object) -> None:
 def _check_numbers(numbers: tuple[object, ...]) -> None:
     if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
         raise ArgumentError(f"mark_step: expected ints, such as epoch and step, got {numbers}")
-
-
-def deadline_of(seconds: object) -> Deadline:
-    """Check a timeout."""
-    number = float(seconds) if isinstance(seconds, int | float) else math.nan
-    if isinstance(seconds, bool) or not 0 < number < math.inf:
-        raise ArgumentError(
-            f"timeout must be a positive, finite number of seconds, got {seconds!r}"
-        )
-    return Deadline(number)

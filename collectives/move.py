@@ -5,18 +5,19 @@ Everything that can be refused is refused here, before anything is posted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
-from torch.nn import Parameter
 
 from . import autograd
-from .call import Call, Leaf
+from .call import Call, Specs
 from .chain import caller
+from .checks import PLAIN, check_fill, check_lanes, check_out, plain
+from .engine import deadline_of
 from .errors import ArgumentError, ExchangeError, PendingDropped
+from .flight import Flight
+from .messages import Leaf
 from .pending import Pending
 from .trees import LEAF, Structure, flatten, unflatten
 
@@ -24,59 +25,64 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .binding import Binding, Route
-    from .engine import Deadline
 
-__all__ = ["Options", "move", "raise_left_over", "start_move"]
+__all__ = ["move", "raise_left_over", "start_move"]
 
 Trees = tuple[object, ...]
+Key = tuple[object, ...]
 T = TypeVar("T")
-_PLAIN = frozenset({Tensor, Parameter})
-_QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 # Shapes that change at every step would fill the cache; a call costs about 50 us to make anew.
 _MOST_CALLS = 256
 
 
-@dataclass(slots=True)
-class Options:
-    """What a caller may say about one operation.
+def move(
+    binding: Binding,
+    route: Route,
+    trees: Trees,
+    like: Trees | None = None,
+    out: Trees | None = None,
+    fill: float = 0,
+    timeout: float | None = None,
+) -> Trees:
+    """Send one tree down each lane of a plan; return what arrives, lane by lane.
 
     Args:
+        binding: Of the Exchange.
+        route: The plan and the calls made for it.
+        trees: One for each lane.
         like: For each lane, a tree of the shapes and dtypes that arrive; default: what leaves.
         out: For each lane, a tree of buffers to write into.
         fill: Value beyond an open end.
-        deadline: Of this call.
+        timeout: Seconds, instead of the Exchange's.
     """
-
-    like: Trees | None = None
-    out: Trees | None = None
-    fill: float = 0
-    deadline: Deadline | None = None
-
-
-def move(binding: Binding, route: Route, trees: Trees, options: Options) -> Trees:
-    """Send one tree down each lane of a plan; return what arrives, lane by lane."""
-    run, inputs, structures = _prepare(binding, route, trees, options)
-    seen = autograd.wanted(run.call)
-    outputs = autograd.differentiable(run, inputs) if seen else run.now(inputs)
-    return _finish(run, structures, outputs)
+    flight, inputs, structures = _prepare(binding, route, trees, like, out, fill, timeout)
+    seen = autograd.wanted(flight.call)
+    outputs = autograd.differentiable(flight, inputs) if seen else flight.now(inputs)
+    return _build(structures, outputs)
 
 
 def start_move(
-    binding: Binding, route: Route, trees: Trees, options: Options, build: Callable[[Trees], T]
+    binding: Binding,
+    route: Route,
+    trees: Trees,
+    build: Callable[[Trees], T],
+    like: Trees | None = None,
+    out: Trees | None = None,
+    fill: float = 0,
+    timeout: float | None = None,
 ) -> Pending[T]:
     """Start :func:`move`; ``wait()`` on what is returned finishes it and builds the result."""
-    run, inputs, structures = _prepare(binding, route, trees, options)
+    flight, inputs, structures = _prepare(binding, route, trees, like, out, fill, timeout)
     land: Callable[[], Sequence[Tensor]]
-    if autograd.wanted(run.call):
-        land = autograd.start_differentiable(run, inputs)
+    if autograd.wanted(flight.call):
+        land = autograd.start_differentiable(flight, inputs)
     else:
-        run.flight = run.start(inputs)
-        land = run.flight.wait
+        land = flight.start(inputs).wait
     return Pending(
-        f"{run.call.plan.op} started at {caller()}",
-        run.flight,
+        f"{flight.call.plan.op} started at {caller()}",
+        flight,
         inputs,
-        lambda: build(_finish(run, structures, land())),
+        lambda: build(_build(structures, land())),
         binding.engine.state.dropped,
     )
 
@@ -106,18 +112,21 @@ def raise_left_over(binding: Binding) -> None:
 
 
 def _prepare(
-    binding: Binding, route: Route, trees: Trees, options: Options
-) -> tuple[autograd.Run, list[Tensor], list[Structure | None]]:
+    binding: Binding,
+    route: Route,
+    trees: Trees,
+    like: Trees | None,
+    out: Trees | None,
+    fill: float,
+    timeout: float | None,
+) -> tuple[Flight, list[Tensor], list[Structure | None]]:
     engine, state = binding.engine, binding.engine.state
     if state.broken is not None or state.dropped:
         raise_left_over(binding)
-    op = route.plan.op
-    inputs, sent = _flatten(binding, op, trees)
-    key = _key(inputs, sent)
-    if options.like is None:
-        outputs, structures = inputs, sent
-    else:
-        outputs, structures = _flatten_like(binding, op, options.like)
+    inputs, sent, key = _flatten(binding, route.plan.op, trees)
+    outputs, structures = inputs, sent
+    if like is not None:
+        outputs, structures = _flatten_like(binding, route.plan.op, like)
         key = (key, _key(outputs, structures))
     call = route.calls.get(key)
     if call is None:
@@ -125,70 +134,49 @@ def _prepare(
         if len(route.calls) >= _MOST_CALLS:
             route.calls.clear()
         route.calls[key] = call
-    outs = None
-    if options.out is not None:
-        outs = _flatten_out(binding, call, options.out, structures, inputs)
+    outs = None if out is None else _flatten_out(binding, call, out, structures, inputs)
+    if fill != 0:
+        check_fill(binding, call, fill)
+    deadline = binding.deadline if timeout is None else deadline_of(timeout)
     state.sequence += 1
-    run = autograd.Run(
-        engine, call, state.sequence, options.deadline or binding.deadline, outs, options.fill
-    )
-    return run, inputs, structures
-
-
-def _key(tensors: list[Tensor], structures: list[Structure | None]) -> tuple[object, ...]:
-    """Return all that a call depends on, apart from its plan."""
-    key: list[object] = [torch.is_grad_enabled()]
-    key += [structure and structure.count for structure in structures]
-    for x in tensors:
-        key += (x.shape, x.dtype)
-    return tuple(key)
+    flight = Flight(engine, call, state.sequence, deadline, outs, fill)
+    return flight, inputs, structures
 
 
 def _flatten(
     binding: Binding, op: str, trees: Trees
-) -> tuple[list[Tensor], list[Structure | None]]:
-    device = binding.engine.device
+) -> tuple[list[Tensor], list[Structure | None], Key]:
+    """Return the tensors of all trees, their structures, and all that a call depends on."""
     inputs: list[Tensor] = []
     structures: list[Structure | None] = []
+    key: list[object] = [torch.is_grad_enabled()]
     for tree in trees:
-        if type(tree) in _PLAIN:
+        if type(tree) in PLAIN:
             inputs.append(tree)  # type: ignore[arg-type]
             structures.append(LEAF)
+            key.append(1)
         elif tree is None:
             structures.append(None)
+            key.append(None)
         else:
             leaves, structure = flatten(tree, f"{op} {binding.here}")
             inputs += leaves
             structures.append(structure)
+            key.append(structure.count)
+    device, strided = binding.engine.device, torch.strided
     for i, x in enumerate(inputs):
-        if type(x) not in _PLAIN or x.layout is not torch.strided or x.device != device:
-            inputs[i] = _plain(binding, op, x)
-    return inputs, structures
+        if type(x) not in PLAIN or x.layout is not strided or x.device != device:
+            inputs[i] = plain(binding, op, x)
+        key.append(x.shape)
+        key.append(x.dtype)
+    return inputs, structures, tuple(key)
 
 
-def _plain(binding: Binding, op: str, x: Tensor) -> Tensor:
-    """Return a tensor that is raw memory on the right device, or say why there is none."""
-    device = binding.engine.device
-    if hasattr(x, "to_local"):
-        raise ArgumentError(
-            f"{op}: a DTensor is a view of many ranks' data {binding.here}; exchange x.to_local()"
-        )
-    if x.layout is not torch.strided:
-        raise ArgumentError(
-            f"{op}: expected a dense tensor, got layout {x.layout} {binding.here}; exchange its"
-            " indices and values, or x.to_dense()"
-        )
-    if x.is_meta:
-        raise ArgumentError(
-            f"{op}: a meta tensor has no data to send {binding.here}; give shapes through like="
-        )
-    if x.device != device:
-        raise ArgumentError(
-            f"{op}: expected a tensor on {device}, got one on {x.device} {binding.here}; move it"
-            f" first: x.to({str(device)!r})"
-        )
-    # A subclass travels as what it wraps: its attributes could not.
-    return x.as_subclass(Tensor)
+def _key(tensors: list[Tensor], structures: list[Structure | None]) -> Key:
+    key: list[object] = [structure and structure.count for structure in structures]
+    for x in tensors:
+        key += (x.shape, x.dtype)
+    return tuple(key)
 
 
 def _flatten_like(
@@ -215,18 +203,7 @@ def _make_call(
     outputs: list[Tensor],
 ) -> Call:
     sends, recvs = _specs(sent, inputs), _specs(arriving, outputs)
-    for lane, out, into in zip(route.plan.lanes, sends, recvs, strict=True):
-        for leaf in out:
-            if leaf.dtype in _QUANTIZED:
-                raise ArgumentError(
-                    f"{route.plan.op}: a quantized tensor ({leaf}) loses its scale {binding.here};"
-                    " exchange x.int_repr() and the scale"
-                )
-        if lane.source == binding.engine.rank and out != into:
-            raise ArgumentError(
-                f"{route.plan.op}: like= expects {into}, but what this rank sends to itself is"
-                f" {out} {binding.here}"
-            )
+    check_lanes(binding, route.plan, sends, recvs)
     differentiable = any(leaf.differentiable for lane in (*sends, *recvs) for leaf in lane)
     return Call(
         route.plan,
@@ -239,9 +216,7 @@ def _make_call(
     )
 
 
-def _specs(
-    structures: Sequence[Structure | None], tensors: list[Tensor]
-) -> tuple[tuple[Leaf, ...], ...]:
+def _specs(structures: Sequence[Structure | None], tensors: list[Tensor]) -> Specs:
     specs, first = [], 0
     for structure in structures:
         count = structure.count if structure is not None else 0
@@ -258,9 +233,10 @@ def _flatten_out(
     structures: Sequence[Structure | None],
     inputs: list[Tensor],
 ) -> list[Tensor]:
-    op, outs = call.plan.op, list[Tensor]()
+    op = call.plan.op
+    outs: list[Tensor] = []
     for tree, expected in zip(out, structures, strict=True):
-        if type(tree) in _PLAIN and expected is LEAF:
+        if expected is LEAF and type(tree) in PLAIN:
             outs.append(tree)  # type: ignore[arg-type]
         elif tree is not None or expected is not None:
             leaves, structure = flatten(tree, f"{op}: out= {binding.here}")
@@ -270,35 +246,11 @@ def _flatten_out(
                     f" {expected}, got {structure}"
                 )
             outs += leaves
-    used = {x.untyped_storage().data_ptr() for x in inputs}
-    for buffer, leaf in zip(outs, call.outputs, strict=True):
-        if buffer.shape != leaf.shape or buffer.dtype != leaf.dtype:
-            got = Leaf(tuple(buffer.shape), buffer.dtype)
-            raise ArgumentError(f"{op}: out= must hold a {leaf}, got {got} {binding.here}")
-        if buffer.device != binding.engine.device or buffer.requires_grad:
-            raise ArgumentError(
-                f"{op}: out= must be a plain buffer on {binding.engine.device} that needs no"
-                f" gradient, got one on {buffer.device} with requires_grad={buffer.requires_grad}"
-                f" {binding.here}"
-            )
-        memory = buffer.untyped_storage().data_ptr()
-        if memory in used and memory != 0:
-            raise ArgumentError(
-                f"{op}: out= shares memory with a tensor that is sent, or with another buffer"
-                f" {binding.here}; give each a memory of its own"
-            )
-        used.add(memory)
+    check_out(binding, call, outs, inputs)
     return outs
 
 
-def _finish(
-    run: autograd.Run, structures: Sequence[Structure | None], outputs: Sequence[Tensor]
-) -> Trees:
-    if run.outs is not None:
-        # The transport wrote behind autograd's back: whoever saved an older result must know.
-        for out in run.outs:
-            if not out.is_inference():
-                increment_version(out)
+def _build(structures: Sequence[Structure | None], outputs: Sequence[Tensor]) -> Trees:
     trees: list[object] = []
     first = 0
     for structure in structures:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
+from .chain import inside_backward
 from .errors import ExchangeError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Pending(Generic[T]):
         # Inference tensors have no version counter.
         self._sent = [(x, x._version) for x in sent if not x.is_inference()]
         # A checkpoint that computes its block again stops as soon as it has what it needs.
-        self._may_drop = torch._C._current_graph_task_id() != -1
+        self._may_drop = inside_backward()
         self._result: list[T] = []
 
     def wait(self) -> T:
@@ -64,7 +64,7 @@ class Pending(Generic[T]):
         """
         finish, self._finish = self._finish, None
         if finish is not None:
-            self._result.append(finish())
+            result = finish()
             if any(tensor._version != version for tensor, version in self._sent):
                 raise ExchangeError(
                     f"{self._label}: a tensor was modified in place between start and wait(), so"
@@ -72,6 +72,7 @@ class Pending(Generic[T]):
                     " after wait(), or send a clone"
                 )
             self._sent = []
+            self._result.append(result)
         if not self._result:
             raise ExchangeError(f"{self._label}: wait() failed before; the exchange has no result")
         return self._result[0]

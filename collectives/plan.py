@@ -161,14 +161,10 @@ def plan_permute(size: int, rank: int, pairs: Sequence[tuple[int, int]]) -> Plan
     return Plan(op, rank, size, (Lane(0, destination, source),))
 
 
-def _is_rank(value: object, size: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size
-
-
-def _check_pairs(size: int, rank: int, pairs: Sequence[tuple[int, ...]]) -> None:
+def _check_pairs(size: int, rank: int, pairs: Sequence[tuple[int, int]]) -> None:
     here = f"(rank {rank} of {size})"
     for pair in pairs:
-        if len(pair) != 2 or not all(_is_rank(r, size) for r in pair):
+        if not all(0 <= r < size for r in pair):
             raise ArgumentError(
                 f"permute: pairs must hold ranks in 0..{size - 1}, got {pair} {here};"
                 " give (source, destination) pairs of topology ranks"

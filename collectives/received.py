@@ -29,7 +29,7 @@ class Received(tuple[L, R], Generic[L, R]):
 
     def __new__(cls, from_left: L, from_right: R) -> Received[L, R]:
         """Make the pair."""
-        return super().__new__(cls, (from_left, from_right))
+        return tuple.__new__(cls, (from_left, from_right))
 
     def __getnewargs__(self) -> tuple[L, R]:
         return (self.from_left, self.from_right)

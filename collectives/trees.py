@@ -1,26 +1,69 @@
 """Trees of tensors: flatten and rebuild.
 
 ``torch.utils._pytree`` does the work (tuple, list, dict, NamedTuple and whatever is registered
-there). Two things are added: dataclasses, without registering other people's classes globally,
-and ``None`` as an empty place.
+there). Three things are added: dataclasses, without registering other people's classes globally;
+``None`` as an empty place; and mappings in the order of their keys, so that ranks which filled
+theirs in another order still exchange what stands under one name.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["LEAF", "Structure", "flatten", "unflatten"]
+__all__ = ["LEAF", "Branch", "Structure", "flatten", "unflatten"]
 
 T = TypeVar("T")
+Row = type[list[object]] | type[tuple[object, ...]]
+
+_MAPPINGS = frozenset({dict, OrderedDict, defaultdict})
+_ROWS = (list, tuple)
+_PLAIN = frozenset({Tensor, Parameter})
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A dataclass or mapping without its tensors.
+
+    Args:
+        kind: Its class.
+        names: Its fields or keys, in the order in which they travel.
+        children: What stands under each name.
+        shown: The names in the caller's order, which the result has too.
+        factory: Of a ``defaultdict``.
+    """
+
+    kind: type
+    names: tuple[Hashable, ...]
+    children: tuple[Structure, ...]
+    shown: tuple[Hashable, ...] = dataclasses.field(compare=False)
+    factory: Callable[[], object] | None = dataclasses.field(compare=False)
+
+    @property
+    def count(self) -> int:
+        """Number of tensors."""
+        return sum(child.count for child in self.children)
+
+    def build(self, values: Iterable[object]) -> object:
+        """Return the dataclass or mapping with these values under its names."""
+        named = dict(zip(self.names, values, strict=True))
+        if self.kind is defaultdict:
+            return defaultdict(self.factory, {name: named[name] for name in self.shown})
+        make = cast("Callable[..., object]", self.kind)
+        if self.kind in _MAPPINGS:
+            return make((name, named[name]) for name in self.shown)
+        return make(**cast("dict[str, object]", named))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,62 +73,122 @@ class Structure:
     Args:
         spec: Of ``torch.utils._pytree``; ``None`` for a tree that is one tensor.
         places: What stands at each leaf of ``spec``: a tensor ("tensor"), nothing ("none"), or a
-            dataclass with the structure of its fields.
+            dataclass or mapping.
+        row: For a list or tuple of tensors and nothing else, its type.
     """
 
     spec: pytree.TreeSpec | None
-    places: tuple[str | tuple[type, tuple[str, ...], Structure], ...]
+    places: tuple[str | Branch, ...]
+    row: Row | None = dataclasses.field(default=None, compare=False)
     count: int = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        inner = [
-            1 if p == "tensor" else 0 if isinstance(p, str) else p[2].count for p in self.places
-        ]
+        inner = [1 if p == "tensor" else 0 if isinstance(p, str) else p.count for p in self.places]
         object.__setattr__(self, "count", sum(inner))
 
 
 LEAF = Structure(None, ("tensor",))
 
 
+@functools.lru_cache(maxsize=256)
+def _row(kind: Row, length: int) -> Structure:
+    _, spec = pytree.tree_flatten(kind(range(length)))
+    return Structure(spec, ("tensor",) * length, kind)
+
+
+class _WrongLeafError(Exception):
+    """A leaf that is no tensor; the path grows on the way out."""
+
+    def __init__(self, leaf: object, path: str) -> None:
+        super().__init__(path)
+        self.leaf, self.path = leaf, path
+
+
 def flatten(tree: object, operation: str) -> tuple[list[Tensor], Structure]:
-    """Return the tensors of a tree, left to right, and its structure.
+    """Return the tensors of a tree, left to right (mappings: by key), and its structure.
 
     Raises:
         ArgumentError: A leaf is neither a tensor nor ``None``; the text names its path.
     """
+    try:
+        return _flatten(tree)
+    except _WrongLeafError as wrong:
+        raise ArgumentError(
+            f"{operation}: every leaf of the tree must be a tensor, got"
+            f" {type(wrong.leaf).__name__} at tree{wrong.path}; make it a tensor"
+            " (torch.as_tensor) or keep it out of the tree"
+        ) from None
+
+
+def _flatten(tree: object) -> tuple[list[Tensor], Structure]:
     if isinstance(tree, Tensor):
         return [tree], LEAF
-    leaves, spec = pytree.tree_flatten(tree)
+    # pytree visits leaf by leaf: for 100 tensors that takes longer than to pack them.
+    if isinstance(tree, _ROWS) and type(tree) in _ROWS and _PLAIN.issuperset(map(type, tree)):
+        return list(tree), _row(type(tree), len(tree))
+    leaves, spec = pytree.tree_flatten(tree, is_leaf=_is_mapping)
     tensors: list[Tensor] = []
-    places: list[str | tuple[type, tuple[str, ...], Structure]] = []
+    places: list[str | Branch] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             tensors.append(leaf)
             places.append("tensor")
         elif leaf is None:
             places.append("none")
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            names = tuple(f.name for f in dataclasses.fields(leaf))
-            inner, structure = flatten([getattr(leaf, name) for name in names], operation)
-            tensors += inner
-            places.append((type(leaf), names, structure))
         else:
-            raise ArgumentError(
-                f"{operation}: every leaf of the tree must be a tensor, got"
-                f" {type(leaf).__name__} at {_path(tree, leaf)}; make it a tensor"
-                " (torch.as_tensor) or keep it out of the tree"
-            )
+            try:
+                inner, branch = _flatten_branch(leaf)
+            except _WrongLeafError as wrong:
+                wrong.path = _path(tree, leaf) + wrong.path
+                raise
+            tensors += inner
+            places.append(branch)
     return tensors, Structure(spec, tuple(places))
+
+
+def _flatten_branch(leaf: object) -> tuple[list[Tensor], Branch]:
+    values: Mapping[Hashable, object]
+    if _is_mapping(leaf):
+        values = cast("Mapping[Hashable, object]", leaf)
+        names = tuple(sorted(values, key=_key_order))
+    elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        values = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+        names = tuple(values)
+    else:
+        raise _WrongLeafError(leaf, "")
+    tensors: list[Tensor] = []
+    children: list[Structure] = []
+    for name in names:
+        try:
+            inner, child = _flatten(values[name])
+        except _WrongLeafError as wrong:
+            wrong.path = (f"[{name!r}]" if _is_mapping(leaf) else f".{name}") + wrong.path
+            raise
+        tensors += inner
+        children.append(child)
+    factory = getattr(leaf, "default_factory", None)
+    return tensors, Branch(type(leaf), names, tuple(children), tuple(values), factory)
+
+
+def _is_mapping(tree: object) -> bool:
+    return type(tree) in _MAPPINGS
+
+
+def _key_order(key: Hashable) -> tuple[str, str]:
+    """Sort keys of any kind; hashes would differ from process to process."""
+    return type(key).__qualname__, repr(key)
 
 
 def unflatten(structure: Structure, tensors: Sequence[Tensor]) -> object:
     """Return the tree of a structure with these tensors as its leaves."""
-    if structure.spec is None:
-        return tensors[0]
+    if structure.row is not None:
+        return structure.row(tensors)
     return _rebuild(structure, iter(tensors))
 
 
 def _rebuild(structure: Structure, tensors: Iterator[Tensor]) -> object:
+    if structure.spec is None:
+        return next(tensors)
     leaves: list[object] = []
     for place in structure.places:
         if place == "tensor":
@@ -93,15 +196,12 @@ def _rebuild(structure: Structure, tensors: Iterator[Tensor]) -> object:
         elif isinstance(place, str):
             leaves.append(None)
         else:
-            cls, names, inner = place
-            values = cast("list[object]", _rebuild(inner, tensors))
-            leaves.append(cls(**dict(zip(names, values, strict=True))))
-    assert structure.spec is not None
+            leaves.append(place.build(_rebuild(child, tensors) for child in place.children))
     return cast("object", pytree.tree_unflatten(leaves, structure.spec))
 
 
 def _path(tree: object, leaf: object) -> str:
-    for path, value in pytree.tree_flatten_with_path(tree)[0]:
+    for path, value in pytree.tree_flatten_with_path(tree, is_leaf=_is_mapping)[0]:
         if value is leaf:
-            return f"tree{pytree.keystr(path)}"
-    return "tree"
+            return pytree.keystr(path)
+    return ""

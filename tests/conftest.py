@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-pytest_plugins = ["collectives.testing.plugin", "pytester"]
+pytest_plugins = ["collectives.testing.plugin", "pytester", "tests.support.worlds"]
 
 
 @pytest.fixture(autouse=True)
@@ -25,5 +25,9 @@ def process_stays_clean() -> Iterator[None]:
         pytest.fail("the test left a process group in pytest's process")
 
 
+# Set by pytest, and by torch when torch.func is first used.
+NOT_THE_TESTS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+
+
 def _environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {name: value for name, value in os.environ.items() if name not in NOT_THE_TESTS}

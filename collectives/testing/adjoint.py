@@ -14,7 +14,7 @@ from torch import Tensor
 from ..trees import flatten, unflatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..exchange import Exchange
 
@@ -64,7 +64,9 @@ def check_adjoint(
         generator = torch.Generator().manual_seed(seed * 1009 + exchange.rank)
         cotangents = [_random_like(y, generator) for y in outputs]
         forward = _dot(outputs, cotangents)
-        grads = torch.autograd.grad(exchange.join(forward), wrt, allow_unused=True)
+        grads: Sequence[Tensor | None] = torch.autograd.grad(
+            exchange.join(forward), wrt, allow_unused=True
+        )
     given_back = [torch.zeros_like(x) if g is None else g for x, g in zip(wrt, grads, strict=True)]
     sums = torch.stack(
         [
@@ -76,7 +78,7 @@ def check_adjoint(
     left, right, *squares = _sum_over_ranks(exchange, sums).tolist()
     y, v, x, back = (max(square, 0.0) ** 0.5 for square in squares)
     scale = max(y * v, x * back)
-    error = abs(left - right) / scale if scale else abs(left - right)
+    error = abs(left - right) / scale if scale > 0 else abs(left - right)
     assert error <= tolerance, (
         f"check_adjoint: <Ax, v> = {left}, <x, A*v> = {right}: relative error {error:.3g} above"
         f" {tolerance:.3g} (rank {exchange.rank} of {exchange.size})"

@@ -91,7 +91,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     # Its imports take seconds: they may as well run beside the tests that come before.
-    if any(item.get_closest_marker("ranks") for item in session.items):
+    if session.config.option.collectonly:
+        return
+    if any("rank_pool" in getattr(item, "fixturenames", ()) for item in session.items):
         start_fork_server(session.config.getini("ranks_preload"))
 
 
@@ -144,15 +146,16 @@ def rank_pool(
 
 
 @pytest.fixture
-def rank() -> object:
-    """The number of the rank that runs the body of a test with ``@pytest.mark.ranks``."""
+def rank(request: pytest.FixtureRequest) -> object:
+    """The number of the rank, for the body of a test with ``@pytest.mark.ranks`` alone."""
+    _size(request.node)
     return RANK
 
 
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
     """The number of ranks that run the body of a test with ``@pytest.mark.ranks``."""
-    return _size(cast("pytest.Function", request.node))
+    return _size(request.node)
 
 
 def _run_on_ranks(item: pytest.Function, options: _Options) -> None:
@@ -172,12 +175,15 @@ def _run_on_ranks(item: pytest.Function, options: _Options) -> None:
         pool.discard()
 
 
-def _size(item: pytest.Function) -> int:
-    return cast("int", item.callspec.params[_SIZE])
+def _size(item: pytest.Item) -> int:
+    if item.get_closest_marker("ranks") is None:
+        pytest.fail("ranks: rank and world_size exist only under @pytest.mark.ranks", pytrace=False)
+    return cast("int", cast("pytest.Function", item).callspec.params[_SIZE])
 
 
 def _arguments(item: pytest.Function) -> dict[str, object]:
-    arguments = {name: item.funcargs[name] for name in inspect.signature(item.obj).parameters}
+    wanted = inspect.signature(item.obj).parameters  # those with a default are not fixtures
+    arguments = {name: item.funcargs[name] for name in wanted if name in item.funcargs}
     for name, value in arguments.items():
         if isinstance(value, pytest.MonkeyPatch):
             arguments[name] = wire.OnRank.MONKEYPATCH

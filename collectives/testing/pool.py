@@ -100,8 +100,12 @@ class RankPool:
                 have been killed.
             RanksSkippedError: Every rank called ``pytest.skip``.
             TypeError: The program or an argument cannot be pickled.
+            ValueError: ``size`` is less than 1.
         """
         __tracebackhide__ = True
+        if size < 1:
+            message = f"RankPool.run: a world size is 1 or more, got {size}"
+            raise ValueError(message)
         self._runs += 1
         job = wire.Job(
             program=program,
@@ -188,7 +192,8 @@ class RankPool:
             # A caller's interrupt comes here too, and leaves some ranks in mid-program.
             for number, rank in enumerate(ranks):
                 self._output[number] = self._output.get(number, "") + rank.new_output()
-            if len(endings) < len(ranks) or any(e.kind != "value" for e in endings.values()):
+            kinds = {ending.kind for ending in endings.values()}
+            if len(endings) < len(ranks) or kinds not in ({"value"}, {"skipped"}):
                 self.discard()
         return endings
 

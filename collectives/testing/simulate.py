@@ -73,7 +73,8 @@ class Simulation:
     ``torch.Generator``), the default dtype, environment, modules' globals, and the forward-mode AD
     level (enter it around the simulation). Each rank starts with the caller's grad mode; other
     modes of the calling thread (autocast, default device) are to be entered inside the function.
-    Intra-op threads are divided among the ranks. Threads that a rank starts must not communicate.
+    Intra-op threads are divided among the ranks. Ranks may wait for each other by messages only:
+    one that waits for a lock, or a thread of its own that sends, breaks the turns.
 
     Args:
         world_size: Number of ranks; 1,024 are no problem.

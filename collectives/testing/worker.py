@@ -73,23 +73,25 @@ def _serve(rank: int, conn: Connection[bytes, bytes]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         conn.send_bytes(wire.dumps(ending))
-        if ending.kind != "value":
-            # Peers may be waiting for this rank: only its closed sockets tell them.
-            os._exit(0)
+        if ending.kind == "raised":
+            # Peers may be waiting for this rank: only its closed sockets tell them. What it
+            # started goes with it.
+            os.killpg(0, signal.SIGKILL)
 
 
 def _run(rank: int, data: bytes) -> wire.Ending:
     try:
-        value = _execute(rank, data)
-        # A DDP object in a reference cycle must go before its group: as the last owner of a
-        # destroyed group it would join gloo's threads with the GIL held (pytorch #56297).
-        gc.collect()
-        return wire.Ending("value", "", value, time.monotonic())
+        ending = wire.Ending("value", "", _execute(rank, data), time.monotonic())
     except pytest.skip.Exception as error:
-        return wire.Ending("skipped", str(error), b"", time.monotonic())
+        ending = wire.Ending("skipped", str(error), b"", time.monotonic())
     except BaseException as error:  # noqa: BLE001 - every outcome goes to the pool
         at = time.monotonic()
         return wire.Ending("raised", _format(error), b"", at)
+    # Cycles of the program may hold its group, sockets and threads included. A DDP object must
+    # go before its group besides: as the last owner of a destroyed one it joins gloo's threads
+    # with the GIL held, and can wait for ever (pytorch #56297).
+    gc.collect()
+    return ending
 
 
 def _execute(rank: int, data: bytes) -> bytes:

@@ -67,19 +67,20 @@ def explain_stall(
     stuck = sorted(
         waiting.values(), key=lambda message: (progress[message.rank].steps, message.rank)
     )
+    awaited = sorted({message.peer for message in stuck})
     return _text(
         f"no rank can go on: {len(stuck)} of {size} ranks wait for what nobody will do",
         [
             f"rank {it.rank} of {size} waits for rank {it.peer} in {it.signature or it.what}"
             for it in stuck
         ],
-        [f"rank {rank} ended ({it})" for rank, it in enumerate(progress) if it.ended],
+        [f"rank {r} ended ({progress[r]})" for r in awaited if progress[r].ended],
         [
             f"unmatched: {it}"
             for it in posted
             if it.signature is None and waiting.get(it.rank) is not it
         ],
-        list(dict.fromkeys(_causes(stuck, progress))),  # several wait for the same rank
+        list(dict.fromkeys(_causes(stuck, progress))),
         remedy="every rank must make the same exchanges in the same order",
     )
 
@@ -90,7 +91,7 @@ def explain_misfit(message: Message, other: Message) -> str:
         "the two ends of a message do not fit",
         [str(end) for end in sorted((message, other), key=lambda end: end.kind, reverse=True)],
         _differences(message, other),
-        remedy="the tensors of both ends must have the same shape and dtype",
+        remedy="both ends must be of one exchange, with the same shape and dtype",
     )
 
 

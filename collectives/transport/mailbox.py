@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ..errors import ArgumentError
@@ -93,9 +93,14 @@ class Message:
         self.payload = ctypes.string_at(self.tensor.data_ptr(), self.tensor.nbytes)
 
     def fits(self, other: Message) -> bool:
-        """Whether the two ends can be one message."""
+        """Whether the two ends can be one message.
+
+        Without tags nothing but this keeps the messages of two exchanges apart.
+        """
         mine, theirs = self.tensor, other.tensor
-        return mine.shape == theirs.shape and mine.dtype == theirs.dtype
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            return False
+        return self.tag is not None or _same_exchange(self.signature, other.signature)
 
     @property
     def what(self) -> str:
@@ -109,6 +114,13 @@ class Message:
         way = "to" if self.kind == "send" else "from"
         exchange = f" in {self.signature}" if self.signature else ""
         return f"rank {self.rank}'s {self.what} {way} rank {self.peer}{exchange}"
+
+
+def _same_exchange(one: Signature | None, other: Signature | None) -> bool:
+    """Whether both ends say so, or one says nothing; each may move other tensors besides."""
+    if one is None or other is None:
+        return True
+    return replace(one, tensors=other.tensors, where=other.where) == other
 
 
 class Mailbox:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist  # noqa: TID251 - a group without ranks, to make a DeviceMesh
-from torch.distributed.device_mesh import (  # noqa: TID251 - what is read here
+import torch.distributed as dist
+from torch.distributed.device_mesh import (
     DeviceMesh,
     init_device_mesh,
 )

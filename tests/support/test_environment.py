@@ -43,7 +43,7 @@ def test_a_trainer_fits_with_ddp_within_a_second() -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    started = time.monotonic()
+    started = time.process_time()
     model = Model()
     before = model.layer.weight.detach().clone()
     trainer = lightning.Trainer(
@@ -62,7 +62,7 @@ def test_a_trainer_fits_with_ddp_within_a_second() -> None:
     assert model.seen == [(dist.get_rank(), 2)] * 2
     assert not torch.equal(model.layer.weight, before)
     assert weights_agree(model.layer.weight)
-    assert time.monotonic() - started < 5  # 0.1 s on an idle machine; launching takes 10 s
+    assert time.process_time() - started < 3  # of CPU: 0.1 s; a launched rank imports for 5 s
 
 
 @pytest.mark.ranks(2)
@@ -70,7 +70,7 @@ def test_fabric_trains_with_ddp_within_a_second() -> None:
     from lightning.fabric import Fabric
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-    started = time.monotonic()
+    started = time.process_time()
     environment = pool_environment(ClusterEnvironment)
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", plugins=[environment])
     fabric.launch()
@@ -83,4 +83,4 @@ def test_fabric_trains_with_ddp_within_a_second() -> None:
     assert (fabric.global_rank, fabric.world_size) == (dist.get_rank(), 2)
     assert not torch.equal(layer.weight, before)
     assert weights_agree(layer.weight)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 3

@@ -1,0 +1,32 @@
+# The two commands of the README, `make demo` and `make test`, work on a fresh machine: all that
+# they need is python3 (>= 3.10), and each makes .venv first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help .venv demo test lint bench
+
+help: ## Say what can be made
+	@awk -F ':.*## ' '/^[.a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.venv: .venv/installed ## Make the virtual environment, or bring it up to date
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv ## Train the same model in Lightning, Fabric and torchrun (RANKS=2, PRECISION=64)
+	$(BIN)/python -m examples.demo
+
+test: .venv ## Run the tests (ARGS="-k ring" runs some of them)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv ## Check style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports
+
+bench: .venv ## Compare the cost of an exchange with the function that people copy
+	$(BIN)/python -m benchmarks.exchange

@@ -1,0 +1,101 @@
+"""What a tensor must be to be exchanged: refused here, before anything is posted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from .dtypes import cannot_hold
+from .errors import ArgumentError
+from .messages import Leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .binding import Binding
+    from .call import Call, Specs
+    from .plan import Plan
+
+__all__ = ["PLAIN", "check_fill", "check_lanes", "check_out", "plain"]
+
+PLAIN = frozenset({Tensor, Parameter})  # what travels as it is, if it is dense
+_QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+
+def plain(binding: Binding, op: str, x: Tensor) -> Tensor:
+    """Return a tensor that is raw memory on the right device, or say why there is none."""
+    device = binding.engine.device
+    if hasattr(x, "to_local"):
+        raise ArgumentError(
+            f"{op}: a DTensor is a view of many ranks' data {binding.here}; exchange x.to_local()"
+        )
+    if x.layout is not torch.strided:
+        raise ArgumentError(
+            f"{op}: expected a dense tensor, got layout {x.layout} {binding.here}; exchange its"
+            " indices and values, or x.to_dense()"
+        )
+    if x.is_meta:
+        raise ArgumentError(
+            f"{op}: a meta tensor has no data to send {binding.here}; give shapes through like="
+        )
+    if x.device != device:
+        raise ArgumentError(
+            f"{op}: expected a tensor on {device}, got one on {x.device} {binding.here}; move it"
+            f" first: x.to({str(device)!r})"
+        )
+    # A subclass travels as what it wraps: its attributes could not.
+    return x.as_subclass(Tensor)
+
+
+def check_lanes(binding: Binding, plan: Plan, sends: Specs, recvs: Specs) -> None:
+    """Refuse what cannot travel, and a ``like=`` that contradicts what this rank sends itself."""
+    for lane, out, into in zip(plan.lanes, sends, recvs, strict=True):
+        for leaf in out:
+            if leaf.dtype in _QUANTIZED:
+                raise ArgumentError(
+                    f"{plan.op}: a quantized tensor ({leaf}) loses its scale {binding.here};"
+                    " exchange x.int_repr() and the scale"
+                )
+        if lane.source == binding.engine.rank and out != into:
+            raise ArgumentError(
+                f"{plan.op}: like= expects {into}, but what this rank sends to itself is"
+                f" {out} {binding.here}"
+            )
+
+
+def check_fill(binding: Binding, call: Call, fill: float) -> None:
+    """Refuse a fill that a dtype of the result cannot hold."""
+    for dtype in {leaf.dtype for leaf in call.outputs}:
+        if reason := cannot_hold(dtype, fill):
+            raise ArgumentError(
+                f"{call.plan.op}: fill={fill!r} does not go into a tensor of {dtype}"
+                f" {binding.here}: {reason}; choose another fill, or shift dtypes one by one"
+            )
+
+
+def check_out(
+    binding: Binding, call: Call, outs: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> None:
+    """Refuse buffers of another kind than what arrives, or that share memory."""
+    op, device = call.plan.op, binding.engine.device
+    used = {x.untyped_storage().data_ptr() for x in inputs}
+    for buffer, (shape, dtype) in zip(outs, call.outputs, strict=True):
+        if buffer.shape != shape or buffer.dtype != dtype:
+            leaf, got = Leaf(shape, dtype), Leaf(tuple(buffer.shape), buffer.dtype)
+            raise ArgumentError(f"{op}: out= must hold a {leaf}, got {got} {binding.here}")
+        if buffer.device != device or buffer.requires_grad:
+            raise ArgumentError(
+                f"{op}: out= must be a plain buffer on {device} that needs no"
+                f" gradient, got one on {buffer.device} with requires_grad={buffer.requires_grad}"
+                f" {binding.here}"
+            )
+        memory = buffer.untyped_storage().data_ptr()
+        if memory in used and memory != 0:
+            raise ArgumentError(
+                f"{op}: out= shares memory with a tensor that is sent, or with another buffer"
+                f" {binding.here}; give each a memory of its own"
+            )
+        used.add(memory)

@@ -1,0 +1,103 @@
+"""What travels: single tensors, and small ones packed into one flat message."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["PACKABLE", "PACK_BELOW", "Buffer", "Leaf", "Pack", "PackedMessage", "SingleMessage"]
+
+# Below this many bytes a message of its own costs more than a copy into a common one.
+PACK_BELOW = 64 * 1024
+
+# exotic dtypes (float8, bits, quantised) go singly: not every copy kernel knows them
+PACKABLE = frozenset(
+    {
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64,
+        torch.complex128, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+        torch.bool,
+    }
+)  # fmt: skip
+
+
+class Leaf(NamedTuple):
+    """What must be known of a tensor to receive it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients flow through such a tensor."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class SingleMessage(NamedTuple):
+    """One tensor that travels by itself; ``position`` in the flat list of inputs or outputs."""
+
+    position: int
+    peer: int
+    tag: int
+    leaf: Leaf
+
+
+class Buffer(NamedTuple):
+    """A flat message and its leaves as views of it."""
+
+    flat: Tensor
+    views: list[Tensor]
+
+
+@dataclass(slots=True)
+class Pack:
+    """Small leaves of one dtype that travel as one flat message.
+
+    Buffers are kept: a call that runs again reuses them once they are free.
+    """
+
+    indices: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    _free: list[Buffer] = field(default_factory=list)
+
+    def take(self, device: torch.device) -> Buffer:
+        """Return a buffer that nobody uses."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            sizes = [math.prod(shape) for shape in self.shapes]
+            # Outside inference mode, or a kept buffer could not be written to after it.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                flat = torch.empty(sum(sizes), dtype=self.dtype, device=device)
+                pieces = flat.split(sizes)
+                views = [p.view(s) for p, s in zip(pieces, self.shapes, strict=True)]
+            return Buffer(flat, views)
+
+    def give(self, buffer: Buffer) -> None:
+        """Hand a buffer back, once its message has been moved."""
+        self._free.append(buffer)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return sum(Leaf(shape, self.dtype).nbytes for shape in self.shapes)
+
+
+class PackedMessage(NamedTuple):
+    """Many tensors that travel as one message."""
+
+    pack: Pack
+    peer: int
+    tag: int

@@ -1,0 +1,106 @@
+"""Every piece of code in the README runs, as the README says that it is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from collectives import Exchange, Ring
+from collectives.testing import simulate
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+HEADING = re.compile(r"^#+ ([^\n]*)$|^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def snippets() -> dict[str, str]:
+    """The code by the heading that it stands under."""
+    found, heading = {}, ""
+    for match in HEADING.finditer(TEXT):
+        if match[1]:
+            heading = match[1]
+        else:
+            found[heading] = match[2]
+    return found
+
+
+CODE = snippets()
+
+
+def run(folder: Path, code: str, *command: str, name: str = "snippet.py") -> str:
+    (folder / name).write_text(code)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONWARNINGS": "ignore",
+    }
+    done = subprocess.run(
+        [sys.executable, *command, name],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_snippet_has_a_test() -> None:
+    assert list(CODE) == [
+        "torch-collectives",
+        "In a notebook, without any GPU",
+        "In Lightning",
+        "In Fabric",
+        "In a torchrun script",
+        "What there is",
+    ]
+
+
+def test_the_first_lines() -> None:
+    def program(adapter: object) -> list[float]:
+        names: dict[str, object] = {
+            "exchange": Exchange(Ring, adapter),  # type: ignore[arg-type]
+            "a": torch.ones(1),
+            "b": torch.ones(1) * 2,
+            "block": torch.ones(1) * 3,
+            "loss": torch.ones(()),
+        }
+        exec(CODE["torch-collectives"], names)
+        block, received = names["block"], names["received"]
+        return [x.item() for x in (block, *received)]  # type: ignore[misc]
+
+    assert simulate(2, program) == [[3.0, 2.0, 1.0]] * 2
+
+
+def test_the_notebook_prints_what_the_comment_says(capsys: pytest.CaptureFixture[str]) -> None:
+    code = CODE["In a notebook, without any GPU"]
+    exec(code, {})
+    assert capsys.readouterr().out.strip() == code.rsplit("# ", 1)[1].strip()
+
+
+@pytest.mark.parametrize("heading", ["In Lightning", "In Fabric"])
+def test_a_script_that_starts_its_own_ranks(tmp_path: Path, heading: str) -> None:
+    run(tmp_path, CODE[heading])
+
+
+@pytest.mark.parametrize(
+    "launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")]
+)
+def test_the_torchrun_script(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    run(tmp_path, CODE["In a torchrun script"], *launcher)
+
+
+def test_the_plugin(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["collectives.testing.plugin"]\n')
+    code = CODE["What there is"]
+    assert "3 passed" in run(tmp_path, code, "-m", "pytest", "-q", name="test_snippet.py")
