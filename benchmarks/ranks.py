@@ -9,10 +9,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +24,6 @@ __all__ = ["become_urgent", "run_ranks"]
 T = TypeVar("T")
 
 _HANG = timedelta(seconds=60)  # of one message: a rank that waits longer is stuck
-_SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def become_urgent() -> bool:
@@ -53,9 +52,10 @@ def run_ranks(size: int, program: Callable[[], Iterator[T]], limit: float) -> It
     Raises:
         RuntimeError: A rank failed (its own output says why), or time is up.
     """
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed"])
     ends = time.monotonic() + limit
-    with _environment(_SINGLE_THREADED), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         results, sender = context.Pipe(duplex=False)
         store = str(Path(folder) / "store")
         ranks = [
@@ -86,7 +86,7 @@ def _receive(results: Connection[T, T], ends: float) -> Iterator[T]:
         raise RuntimeError("the ranks did not finish in time")
 
 
-def _join(ranks: list[SpawnProcess], ends: float) -> None:
+def _join(ranks: list[ForkServerProcess], ends: float) -> None:
     for rank, process in enumerate(ranks):
         process.join(max(0.0, ends - time.monotonic()))
         if process.exitcode != 0:
@@ -105,6 +105,7 @@ def _rank_main(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     become_urgent()  # before the group: gloo's threads inherit it
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=_HANG
     )
@@ -120,17 +121,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     wait([parent.sentinel])
     os._exit(1)
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
