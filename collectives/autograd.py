@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
-from .chain import Record, caller
+from .chain import Record, calling_place
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def start_differentiable(
 
     def finish() -> Sequence[Tensor]:
         # The second node is an exchange of its own in the chain: others may lie in between.
-        token = chain.link(Record(f"wait of {flight.call.plan.op}", caller(), wanted=False))
+        token = chain.link(Record(f"wait of {flight.call.plan.op}", calling_place(), wanted=False))
         token, *outputs = _apply(_Wait, flight, token, *buffers)
         chain.advance(token)
         return outputs
@@ -85,7 +85,7 @@ def _apply(function: type[torch.autograd.Function], *args: object) -> tuple[Tens
 
 def _link(flight: Flight, inputs: Sequence[Tensor]) -> Tensor:
     needs = any(x.requires_grad for x in inputs)
-    flight.record = Record(flight.call.plan.op, caller(), wanted=needs)
+    flight.record = Record(flight.call.plan.op, calling_place(), wanted=needs)
     return flight.engine.state.chain.link(flight.record)
 
 
@@ -145,7 +145,7 @@ def _spread(indices: list[int], values: Sequence[Tensor], count: int) -> list[Te
 def _adjoint(flight: Flight, grads: Grads) -> list[Tensor | None]:
     """Run the adjoint and return one gradient per input."""
     if flight.record is not None:
-        flight.record.ran = True
+        flight.record.run()
     call, back = flight.call, flight.reverse()
     gradients = _gradients(flight, grads)
     if torch.is_grad_enabled():  # create_graph: the adjoint is differentiated in its turn
@@ -241,7 +241,7 @@ class _Start(torch.autograd.Function):
         del grads  # they went with the adjoint that _Wait.backward posted
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
         if flight.record is not None:
-            flight.record.ran = True
+            flight.record.run()
         adjoint, flight.adjoint = flight.adjoint, None
         arrived = adjoint() if adjoint is not None else ()
         call = flight.call

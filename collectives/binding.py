@@ -75,10 +75,14 @@ class Binding:
     routes: dict[object, Route] = field(default_factory=dict)
     digest: str = ""
     generation: int = field(default_factory=lambda: _generation)
+    alive: Callable[[], bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.alive = self.engine.transport.alive
 
     def valid(self) -> bool:
         """Whether this process may go on using it: no fork in between, and the group exists."""
-        return self.generation == _generation and self.engine.transport.alive()
+        return self.generation == _generation and self.alive()
 
     @property
     def here(self) -> str:

@@ -32,7 +32,7 @@ from .errors import DeadExchange
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Chain", "Record", "caller", "inside_backward"]
+__all__ = ["Chain", "Record", "caller", "calling_place", "inside_backward"]
 
 # Exchanges under grad with neither backward nor join: each one keeps its graph alive.
 WARN_AT = 1024
@@ -45,18 +45,45 @@ class Record:
 
     Args:
         op: The operation in words.
-        where: ``file:line`` of the caller.
+        place: File and line of the caller.
         wanted: Whether an input needs a gradient on this rank.
     """
 
-    __slots__ = ("op", "ran", "wanted", "where")
+    __slots__ = ("op", "place", "ran", "segment", "wanted")
 
-    def __init__(self, op: str, where: str, *, wanted: bool) -> None:
-        self.op, self.where, self.wanted = op, where, wanted
+    def __init__(self, op: str, place: tuple[str, int], *, wanted: bool) -> None:
+        self.op, self.place, self.wanted = op, place, wanted
         self.ran = False
+        self.segment: Segment | None = None
+
+    def run(self) -> None:
+        """Note that its backward runs."""
+        self.ran = True
+        if self.segment is not None:
+            self.segment.touched = True
+
+    @property
+    def where(self) -> str:
+        """``file:line`` of the caller."""
+        return f"{self.place[0]}:{self.place[1]}"
 
     def __str__(self) -> str:
         return f"{self.op} at {self.where}"
+
+
+class Segment:
+    """The exchanges between two cuts of a chain."""
+
+    __slots__ = ("records", "touched")
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.touched = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether every backward ran."""
+        return all(record.ran for record in self.records)
 
 
 class Chain:
@@ -65,8 +92,8 @@ class Chain:
     def __init__(self) -> None:
         self._root = torch.zeros((), requires_grad=True)
         self._token = self._root
-        self._segment: list[Record] = []
-        self._earlier: list[list[Record]] = []
+        self._segment = Segment()
+        self._earlier: list[Segment] = []
 
     def link(self, record: Record) -> Tensor:
         """Add an exchange and return the token that goes into it."""
@@ -74,10 +101,11 @@ class Chain:
             # A checkpoint computes its block again. Linked to anything before it, the block's own
             # backward would run that a second time.
             return self._root
-        if any(earlier.ran for earlier in self._segment):
+        if self._segment.touched:
             self.cut()
-        self._segment.append(record)
-        if len(self._segment) == WARN_AT:
+        segment = record.segment = self._segment
+        segment.records.append(record)
+        if len(segment.records) == WARN_AT:
             warnings.warn(
                 f"{WARN_AT} exchanges under grad without backward(), join() or mark_step(): their"
                 " graphs are kept alive; wrap evaluation in torch.no_grad(), or call"
@@ -93,17 +121,17 @@ class Chain:
 
     def cut(self) -> None:
         """Begin a new chain; the old one is still checked."""
-        if self._segment:
+        if self._segment.records:
             self._earlier.append(self._segment)
-            self._segment = []
-        # Segments that ran as a whole, or not at all, have nothing more to tell.
+            self._segment = Segment()
+        # Segments that ran as a whole have nothing more to tell.
         if len(self._earlier) > 1:
-            self._earlier = [s for s in self._earlier if not all(r.ran for r in s)][-WARN_AT:]
+            self._earlier = [s for s in self._earlier if not s.settled][-WARN_AT:]
         self._token = self._root
 
     def take(self) -> Tensor | None:
         """Return the last token and cut the chain; ``None`` if nothing was exchanged."""
-        if not self._segment:
+        if not self._segment.records:
             return None
         token = self._token
         self.cut()
@@ -111,11 +139,10 @@ class Chain:
 
     def skipped_after(self, record: Record) -> list[Record]:
         """Return the exchanges after ``record`` that its backward should have run before it."""
-        for segment in (*self._earlier, self._segment):
-            if record in segment:
-                later = segment[segment.index(record) + 1 :]
-                return [r for r in later if not r.ran]
-        return []
+        if record.segment is None:
+            return []
+        records = record.segment.records
+        return [r for r in records[records.index(record) + 1 :] if not r.ran]
 
     def check(self) -> None:
         """Raise if only a part of a chain ran backward; forget everything else.
@@ -126,9 +153,9 @@ class Chain:
         self.cut()
         segments, self._earlier = self._earlier, []
         for segment in segments:
-            dead = [r for r in segment if r.wanted and not r.ran]
-            if dead and any(r.ran for r in segment):
-                ran = next(r for r in segment if r.ran)
+            dead = [r for r in segment.records if r.wanted and not r.ran]
+            if dead and segment.touched:
+                ran = next(r for r in segment.records if r.ran)
                 raise DeadExchange(
                     f"the backward of {dead[0]} did not run on this rank, while that of {ran} did:"
                     " the loss does not depend on its output, and ranks whose loss does would wait"
@@ -144,8 +171,14 @@ def inside_backward() -> bool:
 
 def caller() -> str:
     """Return ``file:line`` of the code that called this package."""
+    file, line = calling_place()
+    return f"{file}:{line}"
+
+
+def calling_place() -> tuple[str, int]:
+    """Return file and line of the code that called this package; text is made when it is read."""
     frame, _ = _outside()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
+    return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _outside() -> tuple[FrameType | None, int]:

@@ -80,22 +80,38 @@ def check_out(
     binding: Binding, call: Call, outs: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> None:
     """Refuse buffers of another kind than what arrives, or that share memory."""
+    device, outputs = binding.engine.device, call.outputs
+    used = [_memory(x) if x.storage_offset() else x.data_ptr() for x in inputs]
+    for i, buffer in enumerate(outs):
+        shape, dtype = outputs[i]
+        memory = _memory(buffer) if buffer.storage_offset() else buffer.data_ptr()
+        if (
+            buffer.shape != shape
+            or buffer.dtype is not dtype
+            or buffer.requires_grad
+            or buffer.device != device
+            or (memory in used and memory != 0)
+        ):
+            raise ArgumentError(_wrong_buffer(binding, call, Leaf(shape, dtype), buffer))
+        used.append(memory)
+
+
+def _wrong_buffer(binding: Binding, call: Call, leaf: Leaf, buffer: Tensor) -> str:
     op, device = call.plan.op, binding.engine.device
-    used = {x.untyped_storage().data_ptr() for x in inputs}
-    for buffer, (shape, dtype) in zip(outs, call.outputs, strict=True):
-        if buffer.shape != shape or buffer.dtype != dtype:
-            leaf, got = Leaf(shape, dtype), Leaf(tuple(buffer.shape), buffer.dtype)
-            raise ArgumentError(f"{op}: out= must hold a {leaf}, got {got} {binding.here}")
-        if buffer.device != device or buffer.requires_grad:
-            raise ArgumentError(
-                f"{op}: out= must be a plain buffer on {device} that needs no"
-                f" gradient, got one on {buffer.device} with requires_grad={buffer.requires_grad}"
-                f" {binding.here}"
-            )
-        memory = buffer.untyped_storage().data_ptr()
-        if memory in used and memory != 0:
-            raise ArgumentError(
-                f"{op}: out= shares memory with a tensor that is sent, or with another buffer"
-                f" {binding.here}; give each a memory of its own"
-            )
-        used.add(memory)
+    if buffer.shape != leaf.shape or buffer.dtype is not leaf.dtype:
+        got = Leaf(tuple(buffer.shape), buffer.dtype)
+        return f"{op}: out= must hold a {leaf}, got {got} {binding.here}"
+    if buffer.device != device or buffer.requires_grad:
+        return (
+            f"{op}: out= must be a plain buffer on {device} that needs no gradient, got one on"
+            f" {buffer.device} with requires_grad={buffer.requires_grad} {binding.here}"
+        )
+    return (
+        f"{op}: out= shares memory with a tensor that is sent, or with another buffer"
+        f" {binding.here}; give each a memory of its own"
+    )
+
+
+def _memory(x: Tensor) -> int:
+    """Return where the storage of a tensor begins; cheaper than asking the storage."""
+    return int(x.data_ptr() - x.storage_offset() * x.element_size())

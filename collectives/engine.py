@@ -142,10 +142,8 @@ class Engine:
         if self._announce is not None:
             where = flight.record.where if flight.record is not None else caller()
             self._announce(call.signature(flight.sequence, self.state.step, where))
-        for source, target in call.copies:
-            as_memory(results[target]).copy_(as_memory(inputs[source]))
-        for target, _ in call.fills:
-            as_memory(results[target]).fill_(flight.fill)
+        if call.stays:
+            _copy_and_fill(flight)
         try:
             if self._batch is None:
                 flight.works = self._post(flight, self._send, self._recv)
@@ -188,7 +186,10 @@ class Engine:
             packed = flight.take(pack, received=True)
             works.append(recv([packed.flat], peer, tag ^ mix))
         for position, peer, tag, _ in call.send_singles:
-            works.append(send([_dense(inputs[position])], peer, tag ^ mix))
+            tensor = inputs[position]
+            if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+                tensor = _dense(tensor)
+            works.append(send([tensor], peer, tag ^ mix))
         for pack, peer, tag in call.send_packs:
             packed = flight.take(pack, received=False)
             torch._foreach_copy_(packed.views, [inputs[i] for i in pack.indices])
@@ -245,6 +246,15 @@ class Engine:
             f"; this rank never ran the backward of {skipped[0]}: its loss does not depend on"
             " it, so tie all exchanges to the loss: loss = exchange.join(loss)"
         )
+
+
+def _copy_and_fill(flight: Flight) -> None:
+    """Do what needs no message: self sends, and what lies beyond an open end."""
+    call, inputs, results = flight.call, flight.inputs, flight.results
+    for source, target in call.copies:
+        as_memory(results[target]).copy_(as_memory(inputs[source]))
+    for target, _ in call.fills:
+        as_memory(results[target]).fill_(flight.fill)
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -266,4 +266,4 @@ def _first(arrived: Trees) -> object:
 
 def _received(arrived: Trees) -> Received[R, L]:
     from_right, from_left = arrived
-    return cast("Received[R, L]", Received(from_left, from_right))
+    return Received(from_left, from_right)  # type: ignore[arg-type]

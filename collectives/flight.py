@@ -39,10 +39,14 @@ class Flight:
         record: Its place in the token chain, if it has one.
     """
 
-    __slots__ = (
-        "adjoint", "begun", "call", "copied", "deadline", "engine", "fill", "inputs", "landed",
-        "outs", "packed", "record", "results", "sequence", "works",
-    )  # fmt: skip
+    # On the class, since most flights never change them: to make one is part of every call.
+    inputs: Sequence[Tensor] = ()
+    works: Sequence[Work] = ()
+    packed: list[tuple[Pack, Buffer, bool]] | None = None
+    copied: list[tuple[Tensor, Tensor]] | None = None
+    landed = False
+    begun = 0.0
+    adjoint: Callable[[], Sequence[Tensor]] | None = None
 
     def __init__(
         self,
@@ -56,14 +60,7 @@ class Flight:
     ) -> None:
         self.engine, self.call, self.sequence, self.deadline = engine, call, sequence, deadline
         self.outs, self.fill, self.record = outs, fill, record
-        self.inputs: Sequence[Tensor] = ()
         self.results: list[Tensor] = []
-        self.works: Sequence[Work] = ()
-        self.packed: list[tuple[Pack, Buffer, bool]] = []
-        self.copied: list[tuple[Tensor, Tensor]] = []
-        self.landed = False
-        self.begun = 0.0
-        self.adjoint: Callable[[], Sequence[Tensor]] | None = None
 
     def start(self, inputs: Sequence[Tensor]) -> Flight:
         """Post all messages, outside autograd; one input per input of the call."""
@@ -76,13 +73,22 @@ class Flight:
     def wait(self) -> list[Tensor]:
         """Return the outputs once all messages have been moved; nothing the second time."""
         if not self.landed:
-            self._wait_for_messages()
+            begun, full, now = self.begun, self.deadline.full, time.monotonic
+            exact = begun + self.deadline.GRACE
+            try:
+                for work in self.works:
+                    work.wait(full if now() < exact else self.deadline.remaining(self.elapsed))
+            except BaseException as error:
+                failure = self.engine.failure(error, self)
+                if failure is error:
+                    raise
+                raise failure from error
             if self.packed or self.copied:
                 self._unpack()
             if self.outs is not None and self.call.written:
                 self._count_versions()
             self.landed = True
-            self.engine.counters.seconds += time.monotonic() - self.begun
+            self.engine.counters.seconds += now() - begun
         results, self.results = self.results, []
         # A result that requires grad keeps its node alive, and the node this flight.
         self.inputs, self.works = (), ()
@@ -102,13 +108,13 @@ class Flight:
     def detour(self, target: Tensor, leaf: Leaf) -> Tensor:
         """Return where to receive what belongs into a ``target`` with gaps."""
         buffer = torch.empty(leaf.shape, dtype=leaf.dtype, device=target.device)
-        self.copied.append((target, buffer))
+        self.copied = [*(self.copied or ()), (target, buffer)]
         return buffer
 
     def take(self, pack: Pack, *, received: bool) -> Buffer:
         """Return a buffer for a packed message, to be given back after landing."""
         buffer = pack.take(self.engine.device)
-        self.packed.append((pack, buffer, received))
+        self.packed = [*(self.packed or ()), (pack, buffer, received)]
         return buffer
 
     @property
@@ -116,25 +122,12 @@ class Flight:
         """Seconds since the start."""
         return time.monotonic() - self.begun
 
-    def _wait_for_messages(self) -> None:
-        deadline, now = self.deadline, time.monotonic
-        exact = self.begun + deadline.GRACE
-        try:
-            for work in self.works:
-                full = now() < exact
-                work.wait(deadline.full if full else deadline.remaining(self.elapsed))
-        except BaseException as error:
-            failure = self.engine.failure(error, self)
-            if failure is error:
-                raise
-            raise failure from error
-
     def _unpack(self) -> None:
-        for pack, buffer, received in self.packed:
+        for pack, buffer, received in self.packed or ():
             if received:
                 torch._foreach_copy_([self.results[i] for i in pack.indices], buffer.views)
             pack.give(buffer)
-        for target, buffer_ in self.copied:
+        for target, buffer_ in self.copied or ():
             as_memory(target).copy_(as_memory(buffer_))
 
     def _count_versions(self) -> None:

@@ -58,6 +58,8 @@ def move(
     flight, inputs, structures = _prepare(binding, route, trees, like, out, fill, timeout)
     seen = autograd.wanted(flight.call)
     outputs = autograd.differentiable(flight, inputs) if seen else flight.now(inputs)
+    if structures.count(LEAF) == len(structures):  # one tensor each: the most frequent by far
+        return tuple(outputs)
     return _build(structures, outputs)
 
 
@@ -150,25 +152,25 @@ def _flatten(
     inputs: list[Tensor] = []
     structures: list[Structure | None] = []
     key: list[object] = [torch.is_grad_enabled()]
+    device, strided = binding.engine.device, torch.strided
+    leaves: list[Tensor]
     for tree in trees:
         if type(tree) in PLAIN:
-            inputs.append(tree)  # type: ignore[arg-type]
-            structures.append(LEAF)
-            key.append(1)
+            leaves, structure = [tree], LEAF  # type: ignore[list-item]
         elif tree is None:
             structures.append(None)
             key.append(None)
+            continue
         else:
             leaves, structure = flatten(tree, f"{op} {binding.here}")
-            inputs += leaves
-            structures.append(structure)
             key.append(structure.count)
-    device, strided = binding.engine.device, torch.strided
-    for i, x in enumerate(inputs):
-        if type(x) not in PLAIN or x.layout is not strided or x.device != device:
-            inputs[i] = plain(binding, op, x)
-        key.append(x.shape)
-        key.append(x.dtype)
+        structures.append(structure)
+        for x in leaves:
+            if type(x) not in PLAIN or x.layout is not strided or x.device != device:
+                x = plain(binding, op, x)  # noqa: PLW2901 - the same tensor, as it travels
+            inputs.append(x)
+            key.append(x.shape)
+            key.append(x.dtype)
     return inputs, structures, tuple(key)
 
 

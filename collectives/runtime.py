@@ -22,6 +22,8 @@ from .errors import ContextError
 from .launcher import Launch, find_launch, find_place
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from torch.distributed import ProcessGroup
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "group_ranks",
     "is_group",
     "is_initialized",
+    "live_groups",
     "refuse_data_worker",
 ]
 
@@ -50,9 +53,15 @@ def default_group() -> ProcessGroup | None:
     return dist.group.WORLD if is_initialized() else None
 
 
+def live_groups() -> Container[ProcessGroup]:
+    """Return torch's own table of groups: one that was destroyed is not in it any more."""
+    groups: Container[ProcessGroup] = dist.distributed_c10d._world.pg_map
+    return groups
+
+
 def group_alive(group: ProcessGroup) -> bool:
-    """Return whether ``group`` still exists and was made by this process; costs about 0.1 µs."""
-    return group in dist.distributed_c10d._world.pg_map and not (_inherited and group in _inherited)
+    """Return whether ``group`` still exists and was made by this process."""
+    return group in live_groups() and not (_inherited and group in _inherited)
 
 
 def bind(

@@ -40,6 +40,7 @@ class GroupTransport:
         self, group: ProcessGroup, device: torch.device, *, batched: bool | None = None
     ) -> None:
         self.group = group
+        self._groups = runtime.live_groups()
         self.rank = group.rank()
         self.size = group.size()
         # A size-1 group never sends, and some have no backend to ask.
@@ -68,7 +69,7 @@ class GroupTransport:
 
     def alive(self) -> bool:
         """Whether the group has not been destroyed."""
-        return runtime.group_alive(self.group)
+        return self.group in self._groups
 
     def close(self) -> None:
         """Nothing to let go of: the group belongs to its maker."""
