@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .call import Call
+    from .chain import Chain
     from .flight import Flight
     from .messages import Leaf
 
@@ -41,9 +42,10 @@ def differentiable(flight: Flight, inputs: Sequence[Tensor]) -> Sequence[Tensor]
     """Run a call under autograd and return its outputs."""
     if torch._C._are_functorch_transforms_active():
         return _transformed(flight, inputs)
-    token, *outputs = _apply(_Exchange, flight, _link(flight, inputs), *inputs)
-    flight.engine.state.chain.advance(token)
-    return outputs
+    chain, record = _recorded(flight, inputs)
+    results = _run_exchange(flight, chain.link(record), *inputs)
+    chain.advance(record, results[0])
+    return results[1:]
 
 
 def start_differentiable(
@@ -58,15 +60,15 @@ def start_differentiable(
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         outputs = differentiable(flight, inputs)  # tangents need what has arrived
         return lambda: outputs
-    token, *buffers = _apply(_Start, flight, _link(flight, inputs), *inputs)
-    chain = flight.engine.state.chain
-    chain.advance(token)
+    chain, record = _recorded(flight, inputs)
+    token, *buffers = _apply(_Start, flight, chain.link(record), *inputs)
+    chain.advance(record, token)
 
     def finish() -> Sequence[Tensor]:
         # The second node is an exchange of its own in the chain: others may lie in between.
-        token = chain.link(Record(f"wait of {flight.call.plan.op}", calling_place(), wanted=False))
-        token, *outputs = _apply(_Wait, flight, token, *buffers)
-        chain.advance(token)
+        record = Record(f"wait of {flight.call.plan.op}", calling_place(), wanted=False)
+        token, *outputs = _apply(_Wait, flight, chain.link(record), *buffers)
+        chain.advance(record, token)
         return outputs
 
     return finish
@@ -83,10 +85,13 @@ def _apply(function: type[torch.autograd.Function], *args: object) -> tuple[Tens
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def _link(flight: Flight, inputs: Sequence[Tensor]) -> Tensor:
-    needs = any(x.requires_grad for x in inputs)
-    flight.record = Record(flight.call.plan.op, calling_place(), wanted=needs)
-    return flight.engine.state.chain.link(flight.record)
+def _recorded(flight: Flight, inputs: Sequence[Tensor]) -> tuple[Chain, Record]:
+    wanted = False
+    for x in inputs:
+        wanted = wanted or x.requires_grad
+    place = calling_place(inner=3)  # _recorded, differentiable and move, or their start_ forms
+    record = flight.record = Record(flight.call.plan.op, place, wanted=wanted)
+    return flight.engine.state.chain, record
 
 
 def _transformed(flight: Flight, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -175,7 +180,8 @@ class _Exchange(torch.autograd.Function):
         ctx.flight = flight  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
         outputs = _outputs(flight, flight.now(inputs))
-        _mark_constants(ctx, flight.call, outputs)
+        if flight.call.constant_outputs:
+            _mark_constants(ctx, flight.call, outputs)
         return (token.detach(), *outputs)
 
     @staticmethod
@@ -284,3 +290,10 @@ class _Join(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         del ctx
         return (grads[0], None)
+
+
+# What Function.apply does before it comes here (defaults for the new style, dead functorch
+# wrappers) has been done or is not needed, and takes as long as the rest of it.
+_run_exchange = cast(
+    "Callable[..., tuple[Tensor, ...]]", super(torch.autograd.Function, _Exchange).apply
+)

@@ -114,9 +114,9 @@ class Chain:
             )
         return self._token
 
-    def advance(self, token: Tensor) -> None:
-        """Take the token that came out of the exchange linked last."""
-        if not inside_backward():
+    def advance(self, record: Record, token: Tensor) -> None:
+        """Take the token that came out of an exchange, if it was linked."""
+        if record.segment is not None:
             self._token = token
 
     def cut(self) -> None:
@@ -175,16 +175,20 @@ def caller() -> str:
     return f"{file}:{line}"
 
 
-def calling_place() -> tuple[str, int]:
-    """Return file and line of the code that called this package; text is made when it is read."""
-    frame, _ = _outside()
+def calling_place(inner: int = 0) -> tuple[str, int]:
+    """Return file and line of the code that called this package; text is made when it is read.
+
+    Args:
+        inner: So many frames above this function's are known to be ours.
+    """
+    frame, _ = _outside(inner)
     return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
-def _outside() -> tuple[FrameType | None, int]:
+def _outside(inner: int = 0) -> tuple[FrameType | None, int]:
     """Return the innermost frame outside this package, and how many of ours lie in between."""
-    frame: FrameType | None = sys._getframe(1)
-    depth = 0
+    frame: FrameType | None = sys._getframe(inner + 1)
+    depth = inner
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
         depth += 1

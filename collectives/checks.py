@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.nn import Parameter
 
 from .dtypes import cannot_hold
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from .call import Call, Specs
     from .plan import Plan
 
-__all__ = ["PLAIN", "check_fill", "check_lanes", "check_out", "plain"]
+__all__ = ["PLAIN", "check_fill", "check_lanes", "check_out", "is_wrapped", "plain"]
+
+is_wrapped = _functorch.is_functorch_wrapped_tensor
 
 PLAIN = frozenset({Tensor, Parameter})  # what travels as it is, if it is dense
 _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
@@ -46,8 +49,9 @@ def plain(binding: Binding, op: str, x: Tensor) -> Tensor:
             f"{op}: expected a tensor on {device}, got one on {x.device} {binding.here}; move it"
             f" first: x.to({str(device)!r})"
         )
-    # A subclass travels as what it wraps: its attributes could not.
-    return x.as_subclass(Tensor)
+    # A subclass travels as what it wraps: its attributes could not. What was carried out of a
+    # torch.func transform that has ended still has its wrapper, which has no memory.
+    return _functorch.unwrap_if_dead(x.as_subclass(Tensor))
 
 
 def check_lanes(binding: Binding, plan: Plan, sends: Specs, recvs: Specs) -> None:

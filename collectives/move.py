@@ -13,7 +13,7 @@ from torch import Tensor
 from . import autograd
 from .call import Call, Specs
 from .chain import caller
-from .checks import PLAIN, check_fill, check_lanes, check_out, plain
+from .checks import PLAIN, check_fill, check_lanes, check_out, is_wrapped, plain
 from .engine import deadline_of
 from .errors import ArgumentError, ExchangeError, PendingDropped
 from .flight import Flight
@@ -166,7 +166,12 @@ def _flatten(
             key.append(structure.count)
         structures.append(structure)
         for x in leaves:
-            if type(x) not in PLAIN or x.layout is not strided or x.device != device:
+            if (
+                type(x) not in PLAIN
+                or x.layout is not strided
+                or x.device != device
+                or is_wrapped(x)
+            ):
                 x = plain(binding, op, x)  # noqa: PLW2901 - the same tensor, as it travels
             inputs.append(x)
             key.append(x.shape)

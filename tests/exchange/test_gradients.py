@@ -232,6 +232,26 @@ def test_torch_func_grad_and_vjp(world: World, size: int) -> None:
     assert all(world(transforms, size))
 
 
+def carried_out(adapter: Adapter) -> list[list[float]]:
+    """A tensor that left a transform which has ended: torch's wrapper around it has no memory."""
+    exchange = Exchange(Ring, adapter)
+    carried: list[Tensor] = []
+
+    def loss(x: Tensor) -> Tensor:
+        carried.append(x * exchange.rank)
+        return x.sum()
+
+    torch.func.grad(loss)(torch.ones(2))
+    with torch.no_grad():
+        without = exchange.shift(carried[0]).tolist()
+    return [without, exchange.shift(carried[0]).tolist()]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_was_carried_out_of_a_transform_is_exchanged(world: World, size: int) -> None:
+    assert world(carried_out, size) == [[[float((r - 1) % size)] * 2] * 2 for r in range(size)]
+
+
 def kept_buffer(adapter: Adapter) -> str:
     exchange = Exchange(Ring, adapter)
     x = torch.ones(3, requires_grad=True)
