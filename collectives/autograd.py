@@ -238,7 +238,7 @@ class _Start(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.flight = flight  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
-        outputs = _outputs(flight, flight.start(inputs).results)
+        outputs = _outputs(flight, flight.start(inputs).make_places())
         _mark_constants(ctx, flight.call, outputs)
         return (token.detach(), *outputs)
 

@@ -81,6 +81,7 @@ class Call:
             first_out += len(into)
         # What the transport writes into, with no copy in between that autograd would see.
         self.written = [message.position for message in self.recv_singles]
+        self.unpacked_later = {i for message in self.recv_packs for i in message.pack.indices}
         self.stays = bool(self.copies or self.fills)
         self.messages_sent = len(self.send_singles) + len(self.send_packs)
         self.peers = sorted(

@@ -85,7 +85,7 @@ def check_out(
 ) -> None:
     """Refuse buffers of another kind than what arrives, or that share memory."""
     device, outputs = binding.engine.device, call.outputs
-    used = [_memory(x) if x.storage_offset() else x.data_ptr() for x in inputs]
+    used = {_memory(x) if x.storage_offset() else x.data_ptr() for x in inputs}
     for i, buffer in enumerate(outs):
         shape, dtype = outputs[i]
         memory = _memory(buffer) if buffer.storage_offset() else buffer.data_ptr()
@@ -97,7 +97,7 @@ def check_out(
             or (memory in used and memory != 0)
         ):
             raise ArgumentError(_wrong_buffer(binding, call, Leaf(shape, dtype), buffer))
-        used.append(memory)
+        used.add(memory)
 
 
 def _wrong_buffer(binding: Binding, call: Call, leaf: Leaf, buffer: Tensor) -> str:

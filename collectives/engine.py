@@ -21,7 +21,7 @@ from torch import Tensor
 from .chain import Chain, caller
 from .dtypes import as_memory
 from .errors import ArgumentError, CollectivesError, ExchangeError, ExchangeTimeout, PeerLost
-from .flight import Flight
+from .flight import NOTHING, Flight
 from .transport import Post
 from .transport.group import failure_kind
 
@@ -135,7 +135,10 @@ class Engine:
         """
         call = flight.call
         if flight.outs is None:
-            results = [torch.empty(s, dtype=d, device=self.device) for s, d in call.outputs]
+            results = [
+                NOTHING if i in call.unpacked_later else torch.empty(s, dtype=d, device=self.device)
+                for i, (s, d) in enumerate(call.outputs)
+            ]
         else:
             results = list(flight.outs)
         flight.inputs, flight.results, flight.begun = inputs, results, time.monotonic()
@@ -192,7 +195,7 @@ class Engine:
             works.append(send([tensor], peer, tag ^ mix))
         for pack, peer, tag in call.send_packs:
             packed = flight.take(pack, received=False)
-            torch._foreach_copy_(packed.views, [inputs[i] for i in pack.indices])
+            packed.fill([inputs[i] for i in pack.indices])
             works.append(send([packed.flat], peer, tag ^ mix))
         return works
 

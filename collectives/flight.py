@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from .messages import Buffer, Leaf, Pack
     from .transport import Work
 
-__all__ = ["Flight"]
+__all__ = ["NOTHING", "Flight"]
+
+# Stands for a result that is made when its message has come.
+NOTHING = torch.empty(0)
 
 
 class Flight:
@@ -105,6 +108,14 @@ class Flight:
         sequence = self.engine.state.next_sequence()
         return Flight(self.engine, self.call.tangent(), sequence, self.deadline)
 
+    def make_places(self) -> list[Tensor]:
+        """Return the results, to be filled later: autograd must see them before they arrive."""
+        for i in self.call.unpacked_later:
+            if self.results[i] is NOTHING:
+                shape, dtype = self.call.outputs[i]
+                self.results[i] = torch.empty(shape, dtype=dtype, device=self.engine.device)
+        return self.results
+
     def detour(self, target: Tensor, leaf: Leaf) -> Tensor:
         """Return where to receive what belongs into a ``target`` with gaps."""
         buffer = torch.empty(leaf.shape, dtype=leaf.dtype, device=target.device)
@@ -125,10 +136,19 @@ class Flight:
     def _unpack(self) -> None:
         for pack, buffer, received in self.packed or ():
             if received:
-                torch._foreach_copy_([self.results[i] for i in pack.indices], buffer.views)
+                self._receive(pack, buffer)
             pack.give(buffer)
         for target, buffer_ in self.copied or ():
             as_memory(target).copy_(as_memory(buffer_))
+
+    def _receive(self, pack: Pack, buffer: Buffer) -> None:
+        """Copy leaves out of a packed message: into tensors that are there, or new ones."""
+        results = self.results
+        if results[pack.indices[0]] is not NOTHING:
+            torch._foreach_copy_([results[i] for i in pack.indices], buffer.views)
+            return
+        for i, view in zip(pack.indices, buffer.views, strict=True):
+            results[i] = view.clone()
 
     def _count_versions(self) -> None:
         """Tell autograd what the transport wrote behind its back into buffers of the caller.

@@ -54,10 +54,24 @@ class SingleMessage(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """A flat message and its leaves as views of it."""
+    """A flat message, and the same memory as its leaves.
+
+    Args:
+        flat: What travels.
+        views: One per leaf.
+        rows: All leaves one after another, where they differ in their first dim only.
+    """
 
     flat: Tensor
     views: list[Tensor]
+    rows: Tensor | None
+
+    def fill(self, leaves: list[Tensor]) -> None:
+        """Copy the leaves into the message; ``cat`` takes half the time where it can."""
+        if self.rows is not None:
+            torch.cat(leaves, out=self.rows)
+        else:
+            torch._foreach_copy_(self.views, leaves)
 
 
 @dataclass(slots=True)
@@ -83,7 +97,9 @@ class Pack:
                 flat = torch.empty(sum(sizes), dtype=self.dtype, device=device)
                 pieces = flat.split(sizes)
                 views = [p.view(s) for p, s in zip(pieces, self.shapes, strict=True)]
-            return Buffer(flat, views)
+                rows = {shape[1:] for shape in self.shapes if shape}
+                joins = len(rows) == 1 and () not in self.shapes and 0 not in sizes
+                return Buffer(flat, views, flat.view(-1, *rows.pop()) if joins else None)
 
     def give(self, buffer: Buffer) -> None:
         """Hand a buffer back, once its message has been moved."""
