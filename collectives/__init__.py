@@ -13,7 +13,7 @@ General layout; imports go only downwards:
 ``trees``, ``dtypes``   what a tree of tensors is made of, and what torch cannot copy
 ``messages``, ``call``  which messages one operation takes, computed once per shape
 ``engine``              runs a call: ``flight`` is one under way, ``chain`` the token chain
-``autograd``            the adjoint: the plan reversed
+``autograd``            the adjoint: the plan reversed; ``gradients`` are its tables
 ``move``, ``checks``    from trees to calls and back; what is refused on the way
 ``exchange``            Exchange, what users call; ``lifetime``, ``binding``, ``routes`` serve it
 ``compat``              drop-in names for people who come from open_clip

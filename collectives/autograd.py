@@ -18,7 +18,8 @@ from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
 from .chain import Record, calling_place
-from .errors import ArgumentError
+from .errors import ArgumentError, ExchangeError
+from .gradients import Grads, gradients_of, mark_constants, outputs_of, single, spread, zeros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,16 +27,18 @@ if TYPE_CHECKING:
     from .call import Call
     from .chain import Chain
     from .flight import Flight
-    from .messages import Leaf
 
-__all__ = ["differentiable", "join", "start_differentiable", "wanted"]
-
-Grads = tuple[Tensor | None, ...]
+__all__ = ["differentiable", "join", "start_differentiable", "transformed", "wanted"]
 
 
 def wanted(call: Call) -> bool:
     """Whether autograd must see the call: gradients or tangents may flow through it."""
     return call.differentiable and (torch.is_grad_enabled() or forward_ad._current_level >= 0)
+
+
+def transformed() -> bool:
+    """Whether a torch.func transform is at work."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def differentiable(flight: Flight, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -61,12 +64,10 @@ def start_differentiable(
         outputs = differentiable(flight, inputs)  # tangents need what has arrived
         return lambda: outputs
     chain, record = _recorded(flight, inputs)
-    token, *buffers = _apply(_Start, flight, chain.link(record), *inputs)
-    chain.advance(record, token)
+    buffers = _apply(_Start, flight, *inputs)
 
     def finish() -> Sequence[Tensor]:
-        # The second node is an exchange of its own in the chain: others may lie in between.
-        record = Record(f"wait of {flight.call.plan.op}", calling_place(), wanted=False)
+        # Only now is it part of the chain: a backward in between must not wait for what comes.
         token, *outputs = _apply(_Wait, flight, chain.link(record), *buffers)
         chain.advance(record, token)
         return outputs
@@ -103,73 +104,49 @@ def _transformed(flight: Flight, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     return _apply(_Transformed, flight, *inputs)
 
 
-def _outputs(flight: Flight, results: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return what a node may return: an alias of a caller's buffer, never the buffer itself.
-
-    The alias shares the version counter, so that refilling the buffer while an older result is
-    still needed for backward raises torch's own error.
-    """
-    return results if flight.outs is None else [out.detach() for out in results]
-
-
-def _mark_constants(ctx: FunctionCtx, call: Call, outputs: Sequence[Tensor]) -> None:
-    if call.constant_outputs:
-        ctx.mark_non_differentiable(*[outputs[i] for i in call.constant_outputs])
-
-
-def _gradients(flight: Flight, grads: Grads) -> list[Tensor]:
-    """Return the gradients of the differentiable outputs; zeros where an output was not used."""
-    call, device = flight.call, flight.engine.device
-    return [
-        _single(flight, grad) if (grad := grads[i]) is not None else _zeros(call.outputs[i], device)
-        for i in call.differentiable_outputs
-    ]
-
-
-def _single(flight: Flight, tensor: Tensor) -> Tensor:
-    """Return what came from autograd unless it stands for a batch, which has no memory to send."""
-    if torch._C._functorch.is_legacy_batchedtensor(tensor):
-        raise ArgumentError(
-            f"{flight.call.plan.op}: cannot run under vmap (rank {flight.engine.rank} of"
-            f" {flight.engine.size}); leave vectorize=True and is_grads_batched=True out"
-        )
-    return tensor
-
-
-def _zeros(leaf: Leaf, device: torch.device) -> Tensor:
-    return torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
-
-
-def _spread(indices: list[int], values: Sequence[Tensor], count: int) -> list[Tensor | None]:
-    spread: list[Tensor | None] = [None] * count
-    for index, value in zip(indices, values, strict=True):
-        spread[index] = value
-    return spread
-
-
 def _adjoint(flight: Flight, grads: Grads) -> list[Tensor | None]:
     """Run the adjoint and return one gradient per input."""
-    if flight.record is not None:
-        flight.record.run()
     call, back = flight.call, flight.reverse()
-    gradients = _gradients(flight, grads)
+    gradients = gradients_of(flight, grads)
     if torch.is_grad_enabled():  # create_graph: the adjoint is differentiated in its turn
         arrived: Sequence[Tensor] = differentiable(back, gradients)
     else:
         arrived = back.now(gradients)
-    return _spread(call.differentiable_inputs, arrived, len(call.inputs))
+    return spread(call.differentiable_inputs, arrived, len(call.inputs))
+
+
+def _unpack(ctx: FunctionCtx, flight: Flight) -> None:
+    """Begin a backward, with all that other ranks do at this point.
+
+    Under a checkpoint, whoever unpacks a saved tensor first computes the block again, and its
+    exchanges with it. The token is saved for this alone: so a rank whose loss does not reach the
+    block computes it again too, where its neighbours do.
+    """
+    try:
+        ctx.saved_tensors  # type: ignore[attr-defined]  # noqa: B018 - unpacking is what it does
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        raise ExchangeError(
+            f"the backward of {flight.record} has run before and its graph is gone (rank"
+            f" {flight.engine.rank} of {flight.engine.size}): losses that are backpropagated one by"
+            " one must not share a chain, so join each where it is computed, loss ="
+            " exchange.join(loss); or keep the graph with retain_graph=True"
+        ) from error
+    if flight.record is not None:
+        flight.record.run()
 
 
 def _tangents(flight: Flight, tangents: Grads) -> list[Tensor | None]:
     """Send the tangents along the plan and return one per output."""
     call, device = flight.call, flight.engine.device
     leaves = [
-        _single(flight, t) if (t := tangents[i]) is not None else _zeros(call.inputs[i], device)
+        single(flight, t) if (t := tangents[i]) is not None else zeros(call.inputs[i], device)
         for i in call.differentiable_inputs
     ]
     forward = flight.tangent()
     arrived = differentiable(forward, leaves) if wanted(forward.call) else forward.now(leaves)
-    return _spread(call.differentiable_outputs, arrived, len(call.outputs))
+    return spread(call.differentiable_outputs, arrived, len(call.outputs))
 
 
 class _Exchange(torch.autograd.Function):
@@ -179,14 +156,16 @@ class _Exchange(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.flight = flight  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
-        outputs = _outputs(flight, flight.now(inputs))
+        outputs = outputs_of(flight, flight.now(inputs))
         if flight.call.constant_outputs:
-            _mark_constants(ctx, flight.call, outputs)
+            mark_constants(ctx, flight.call, outputs)
+        ctx.save_for_backward(token)
         return (token.detach(), *outputs)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
+        _unpack(ctx, flight)
         return (None, None, *_adjoint(flight, grads[1:]))
 
     @staticmethod
@@ -208,14 +187,14 @@ class _Transformed(torch.autograd.Function):
     ) -> None:
         flight = ctx.flight = cast("Flight", inputs[0])  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
-        _mark_constants(ctx, flight.call, output)
+        mark_constants(ctx, flight.call, output)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
-        gradients = _gradients(flight, grads)
+        gradients = gradients_of(flight, grads)
         arrived = _apply(_Transformed, flight.reverse(), *gradients)
-        return (None, *_spread(flight.call.differentiable_inputs, arrived, len(flight.call.inputs)))
+        return (None, *spread(flight.call.differentiable_inputs, arrived, len(flight.call.inputs)))
 
     @staticmethod
     def jvp(ctx: FunctionCtx, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -233,25 +212,20 @@ class _Transformed(torch.autograd.Function):
 
 class _Start(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, flight: Flight, token: Tensor, *inputs: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: FunctionCtx, flight: Flight, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.flight = flight  # type: ignore[attr-defined]
         ctx.set_materialize_grads(False)
-        outputs = _outputs(flight, flight.start(inputs).make_places())
-        _mark_constants(ctx, flight.call, outputs)
-        return (token.detach(), *outputs)
+        outputs = outputs_of(flight, flight.start(inputs).make_places())
+        mark_constants(ctx, flight.call, outputs)
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         del grads  # they went with the adjoint that _Wait.backward posted
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
-        if flight.record is not None:
-            flight.record.run()
-        adjoint, flight.adjoint = flight.adjoint, None
-        arrived = adjoint() if adjoint is not None else ()
-        call = flight.call
-        return (None, None, *_spread(call.differentiable_inputs, arrived, len(call.inputs)))
+        assert flight.adjoint is not None
+        arrived, flight.adjoint = flight.adjoint(), None
+        return (None, *spread(flight.call.differentiable_inputs, arrived, len(flight.call.inputs)))
 
 
 class _Wait(torch.autograd.Function):
@@ -263,19 +237,24 @@ class _Wait(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         flight.wait()
         ctx.mark_dirty(*buffers)
-        _mark_constants(ctx, flight.call, buffers)
+        mark_constants(ctx, flight.call, buffers)
+        ctx.save_for_backward(token)
         return (token.detach(), *buffers)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
+        _unpack(ctx, flight)
         back = flight.reverse()
-        gradients = _gradients(flight, grads[1:])
+        gradients = gradients_of(flight, grads[1:])
         if torch.is_grad_enabled():
             arrived = differentiable(back, gradients)
             flight.adjoint = lambda: arrived
-        else:
+        elif any(ctx.needs_input_grad[2:]):  # type: ignore[attr-defined]
+            # Then the backward of _Start comes, and waits.
             flight.adjoint = back.start(gradients).wait
+        else:
+            back.now(gradients)
         return (None,) * (len(grads) + 1)
 
 

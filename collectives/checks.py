@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .call import Call, Specs
     from .plan import Plan
 
-__all__ = ["PLAIN", "check_fill", "check_lanes", "check_out", "is_wrapped", "plain"]
+__all__ = ["PLAIN", "check_fill", "check_lanes", "check_out", "is_wrapped", "memory_of", "plain"]
 
 is_wrapped = _functorch.is_functorch_wrapped_tensor
 
@@ -31,6 +31,11 @@ _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2,
 def plain(binding: Binding, op: str, x: Tensor) -> Tensor:
     """Return a tensor that is raw memory on the right device, or say why there is none."""
     device = binding.engine.device
+    if hasattr(x, "fake_mode"):
+        raise ArgumentError(
+            f"{op}: a fake tensor has no data to send {binding.here}; exchange outside of"
+            " FakeTensorMode"
+        )
     if hasattr(x, "to_local"):
         raise ArgumentError(
             f"{op}: a DTensor is a view of many ranks' data {binding.here}; exchange x.to_local()"
@@ -71,7 +76,12 @@ def check_lanes(binding: Binding, plan: Plan, sends: Specs, recvs: Specs) -> Non
 
 
 def check_fill(binding: Binding, call: Call, fill: float) -> None:
-    """Refuse a fill that a dtype of the result cannot hold."""
+    """Refuse a fill that is no number, or that a dtype of the result cannot hold."""
+    if not isinstance(fill, bool | int | float | complex):
+        raise ArgumentError(
+            f"{call.plan.op}: fill must be a number, got {type(fill).__name__} {binding.here}; fill"
+            " with a tensor afterwards, where the topology says that there is no source"
+        )
     for dtype in {leaf.dtype for leaf in call.outputs}:
         if reason := cannot_hold(dtype, fill):
             raise ArgumentError(
@@ -85,16 +95,17 @@ def check_out(
 ) -> None:
     """Refuse buffers of another kind than what arrives, or that share memory."""
     device, outputs = binding.engine.device, call.outputs
-    used = {_memory(x) if x.storage_offset() else x.data_ptr() for x in inputs}
+    used = {memory_of(x) for x in inputs} | binding.engine.state.landing
     for i, buffer in enumerate(outs):
         shape, dtype = outputs[i]
-        memory = _memory(buffer) if buffer.storage_offset() else buffer.data_ptr()
+        memory = memory_of(buffer)
         if (
             buffer.shape != shape
             or buffer.dtype is not dtype
             or buffer.requires_grad
             or buffer.device != device
             or (memory in used and memory != 0)
+            or (not buffer.is_contiguous() and _overlaps_itself(buffer))
         ):
             raise ArgumentError(_wrong_buffer(binding, call, Leaf(shape, dtype), buffer))
         used.add(memory)
@@ -110,12 +121,19 @@ def _wrong_buffer(binding: Binding, call: Call, leaf: Leaf, buffer: Tensor) -> s
             f"{op}: out= must be a plain buffer on {device} that needs no gradient, got one on"
             f" {buffer.device} with requires_grad={buffer.requires_grad} {binding.here}"
         )
+    if not buffer.is_contiguous() and _overlaps_itself(buffer):
+        return f"{op}: out= is expanded: many elements are one memory {binding.here}; use .clone()"
     return (
-        f"{op}: out= shares memory with a tensor that is sent, or with another buffer"
-        f" {binding.here}; give each a memory of its own"
+        f"{op}: out= shares memory with a tensor that is sent, with another buffer, or with one of"
+        f" an exchange that has not been waited for {binding.here}; give each a memory of its own"
     )
 
 
-def _memory(x: Tensor) -> int:
+def memory_of(x: Tensor) -> int:
     """Return where the storage of a tensor begins; cheaper than asking the storage."""
-    return int(x.data_ptr() - x.storage_offset() * x.element_size())
+    offset = x.storage_offset()
+    return int(x.data_ptr() - offset * x.element_size()) if offset else x.data_ptr()
+
+
+def _overlaps_itself(x: Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))

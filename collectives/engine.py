@@ -36,6 +36,7 @@ __all__ = ["Counters", "Deadline", "Engine", "GroupState", "deadline_of"]
 
 W = TypeVar("W")
 
+_LONGEST = 1e8
 _DIGEST_MASK = (1 << 20) - 1
 _SEQUENCE_MASK = (1 << 10) - 1
 
@@ -64,9 +65,10 @@ def deadline_of(seconds: object) -> Deadline:
         ArgumentError: It is not a positive, finite number.
     """
     number = float(seconds) if isinstance(seconds, int | float) else math.nan
-    if isinstance(seconds, bool) or not 0 < number < math.inf:
+    if isinstance(seconds, bool) or not 0 < number <= _LONGEST:
         raise ArgumentError(
-            f"timeout must be a positive, finite number of seconds, got {seconds!r}"
+            f"timeout must be a positive, finite number of seconds, got {seconds!r}; at most"
+            f" {_LONGEST:.0e}, which is three years"
         )
     return Deadline(number)
 
@@ -97,6 +99,7 @@ class GroupState:
         self.broken: str | None = None
         self.wreck: Flight | None = None
         self.dropped: list[Dropped] = []
+        self.landing: set[int] = set()  # memory that started exchanges will write to
 
     def next_sequence(self) -> int:
         """Number the next exchange."""
@@ -223,20 +226,27 @@ class Engine:
             return error  # Ctrl-C and its like stay what they are
         kind = failure_kind(error)
         elapsed = f"after {flight.elapsed:.2f} s of {flight.deadline.seconds:g} s"
+        peers = " or ".join(map(str, flight.call.peers))
         if kind == "timeout":
-            peers = ", ".join(map(str, flight.call.peers))
             return ExchangeTimeout(
-                f"{signature}: no answer from rank {peers} {elapsed} ({here}){hint}. Does every"
-                " rank call the same exchanges in the same order, with the same shapes? A slow"
-                " rank needs a longer timeout="
+                f"{signature}: no answer from rank {peers} {elapsed} ({here}){hint}."
+                f" {self._advice(flight)} A slow rank needs a longer timeout="
             )
         if kind == "lost":
-            peers = ", ".join(map(str, flight.call.peers))
             return PeerLost(
                 f"{signature}: the connection to rank {peers} was closed {elapsed} ({here}){hint}."
                 " Its process ended or gave up: its own output says why"
             )
         return ExchangeError(f"{signature} failed {elapsed} ({here}){hint}: {_first_line(error)}")
+
+    def _advice(self, flight: Flight) -> str:
+        same = (
+            "Do all ranks call the same exchanges in the same order, with the same shapes, dtypes,"
+            " grad mode and mark_step numbers?"
+        )
+        if flight.call.phase == 0:
+            return same
+        return f"Does the loss of that rank depend on it (loss = exchange.join(loss))? {same}"
 
     def _skipped(self, flight: Flight) -> str:
         """Name the exchanges that this backward left out, if it did: others wait in them."""
@@ -270,4 +280,5 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    return text.partition(". This is typically caused by")[0]  # gloo's own advice

@@ -24,7 +24,8 @@ def explain(plans: Sequence[Plan], rank: int | None, lane_names: Sequence[str]) 
         rank: Of this process, if known.
         lane_names: What each lane carries.
     """
-    lines = [f"{plans[0].op} on {plans[0].size} ranks"]
+    size = plans[0].size
+    lines = [f"{plans[0].op} on {size} rank{'' if size == 1 else 's'}"]
     shown = {plan.rank for plan in plans[:_MOST_RANKS]} | ({rank} if rank is not None else set())
     for plan in plans:
         if plan.rank in shown:

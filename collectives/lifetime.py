@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from torch import Tensor, is_grad_enabled
 
@@ -11,7 +11,7 @@ from .binding import Binding, TopologySource, bind_exchange
 from .engine import Deadline, deadline_of
 from .errors import ArgumentError, ExchangeClosed
 from .move import raise_left_over
-from .topology import Topology
+from .topology import Mesh, Topology
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ class BoundLate:
         timeout: float = 300.0,
         verify: Literal["auto", "always", "off"] = "auto",
     ) -> None:
-        if not callable(getattr(adapter, "context", None)):
+        if isinstance(adapter, type) or not callable(getattr(adapter, "context", None)):
             raise ArgumentError(
                 f"Exchange: expected an adapter (LightningAdapter, FabricAdapter, RawDDPAdapter),"
                 f" got {adapter!r}"
@@ -42,6 +42,11 @@ class BoundLate:
             raise ArgumentError(
                 f"Exchange: expected a topology, such as Ring(4), or a function of the size, such"
                 f" as Ring, got {topology!r}"
+            )
+        if cast("object", topology) is Mesh:
+            raise ArgumentError(
+                "Exchange: a Mesh is not made by its size alone; say how:"
+                " Exchange(lambda size: Mesh.balanced(size, 2), adapter)"
             )
         if verify not in ("auto", "off"):
             raise ArgumentError(
@@ -188,8 +193,8 @@ def join_chain(binding: Binding, loss: Tensor) -> Tensor:
     """Tie the chain of a group to ``loss`` and cut it; see :meth:`BoundLate.join`."""
     _check_loss(loss)
     raise_left_over(binding)
-    if not is_grad_enabled():
-        return loss
+    if not is_grad_enabled() or autograd.transformed():
+        return loss  # a torch.func transform owns the graph that it differentiates
     token = binding.engine.state.chain.take()
     return loss if token is None else autograd.join(loss, token)
 

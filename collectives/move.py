@@ -86,6 +86,7 @@ def start_move(
         inputs,
         lambda: build(_build(structures, land())),
         binding.engine.state.dropped,
+        binding.engine.state.landing,
     )
 
 
@@ -137,7 +138,7 @@ def _prepare(
             route.calls.clear()
         route.calls[key] = call
     outs = None if out is None else _flatten_out(binding, call, out, structures, inputs)
-    if fill != 0:
+    if type(fill) is not int or fill != 0:
         check_fill(binding, call, fill)
     deadline = binding.deadline if timeout is None else deadline_of(timeout)
     state.sequence += 1
@@ -250,11 +251,18 @@ def _flatten_out(
             if structure != expected and not (expected is None and not leaves):
                 raise ArgumentError(
                     f"{op}: out= must be built like what arrives {binding.here}: expected"
-                    f" {expected}, got {structure}"
+                    f" {_built(expected)}, got {_built(structure)}"
                 )
             outs += leaves
     check_out(binding, call, outs, inputs)
     return outs
+
+
+def _built(structure: Structure | None) -> str:
+    if structure is None:
+        return "None: nothing travels this way"
+    count = f"{structure.count} tensor{'' if structure.count == 1 else 's'}"
+    return count if structure.spec is None else f"{count} in a {structure.spec}"
 
 
 def _build(structures: Sequence[Structure | None], outputs: Sequence[Tensor]) -> Trees:

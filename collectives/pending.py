@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from .chain import inside_backward
+from .checks import memory_of
 from .errors import ExchangeError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Pending(Generic[T]):
         sent: The tensors being sent.
         finish: Waits and builds the tree.
         dropped: Where to leave a note when this object dies without ``wait()``.
+        landing: Memory that started exchanges will write to; no other may have it meanwhile.
     """
 
     def __init__(
@@ -47,11 +49,15 @@ class Pending(Generic[T]):
         sent: Sequence[Tensor],
         finish: Callable[[], T],
         dropped: list[Dropped],
+        landing: set[int],
     ) -> None:
         self._label, self._flight, self._dropped = label, flight, dropped
         self._finish: Callable[[], T] | None = finish
+        self._landing = landing
+        self._outs = [] if flight is None or flight.outs is None else flight.outs
+        landing.update(map(memory_of, self._outs))
         # Inference tensors have no version counter.
-        self._sent = [(x, x._version) for x in sent if not x.is_inference()]
+        self._versions = [(x, x._version) for x in (*sent, *self._outs) if not x.is_inference()]
         # A checkpoint that computes its block again stops as soon as it has what it needs.
         self._may_drop = inside_backward()
         self._result: list[T] = []
@@ -64,14 +70,16 @@ class Pending(Generic[T]):
         """
         finish, self._finish = self._finish, None
         if finish is not None:
+            modified = any(tensor._version != version for tensor, version in self._versions)
+            self._landing.difference_update(map(memory_of, self._outs))
             result = finish()
-            if any(tensor._version != version for tensor, version in self._sent):
+            if modified:
                 raise ExchangeError(
-                    f"{self._label}: a tensor was modified in place between start and wait(), so"
-                    " its neighbours may have got old values, new ones or a mixture; modify it"
-                    " after wait(), or send a clone"
+                    f"{self._label}: a tensor that was sent, or given as out=, was modified in"
+                    " place between start and wait(), so that old values, new ones or a mixture may"
+                    " have arrived; modify it after wait(), or hand over a clone"
                 )
-            self._sent = []
+            self._versions = []
             self._result.append(result)
         if not self._result:
             raise ExchangeError(f"{self._label}: wait() failed before; the exchange has no result")
@@ -79,6 +87,7 @@ class Pending(Generic[T]):
 
     def __del__(self) -> None:
         if getattr(self, "_finish", None) is not None and not self._may_drop:
+            self._landing.difference_update(map(memory_of, self._outs))
             self._dropped.append(Dropped(self._label, self._flight))
 
     def __repr__(self) -> str:

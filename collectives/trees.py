@@ -99,9 +99,9 @@ def _row(kind: Row, length: int) -> Structure:
 class _WrongLeafError(Exception):
     """A leaf that is no tensor; the path grows on the way out."""
 
-    def __init__(self, leaf: object, path: str) -> None:
+    def __init__(self, leaf: object, path: str, why: str = "") -> None:
         super().__init__(path)
-        self.leaf, self.path = leaf, path
+        self.leaf, self.path, self.why = leaf, path, why
 
 
 def flatten(tree: object, operation: str) -> tuple[list[Tensor], Structure]:
@@ -115,8 +115,12 @@ def flatten(tree: object, operation: str) -> tuple[list[Tensor], Structure]:
     except _WrongLeafError as wrong:
         raise ArgumentError(
             f"{operation}: every leaf of the tree must be a tensor, got"
-            f" {type(wrong.leaf).__name__} at tree{wrong.path}; make it a tensor"
-            " (torch.as_tensor) or keep it out of the tree"
+            f" {type(wrong.leaf).__name__} at tree{wrong.path}{wrong.why}; make it a tensor"
+            " (torch.as_tensor), or put only the tensors into the tree"
+        ) from None
+    except RecursionError:
+        raise ArgumentError(
+            f"{operation}: the tree contains itself, or is nested too deep; flatten it"
         ) from None
 
 
@@ -152,7 +156,12 @@ def _flatten_branch(leaf: object) -> tuple[list[Tensor], Branch]:
         values = cast("Mapping[Hashable, object]", leaf)
         names = tuple(sorted(values, key=_key_order))
     elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-        values = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+        fields = dataclasses.fields(leaf)
+        if not all(field.init for field in fields):
+            raise _WrongLeafError(
+                leaf, "", " with a field(init=False), which cannot be built again"
+            )
+        values = {field.name: getattr(leaf, field.name) for field in fields}
         names = tuple(values)
     else:
         raise _WrongLeafError(leaf, "")

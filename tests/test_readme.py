@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 
-from collectives import Exchange, Ring
+from collectives import Adapter, Exchange, Ring
 from collectives.testing import simulate
 
 ROOT = Path(__file__).parents[1]
@@ -20,13 +22,15 @@ HEADING = re.compile(r"^#+ ([^\n]*)$|^```python\n(.*?)^```$", re.MULTILINE | re.
 
 
 def snippets() -> dict[str, str]:
-    """The code by the heading that it stands under."""
-    found, heading = {}, ""
+    """The code by the heading that it stands under, and its number where there are several."""
+    found: dict[str, str] = {}
+    heading = ""
     for match in HEADING.finditer(TEXT):
         if match[1]:
             heading = match[1]
         else:
-            found[heading] = match[2]
+            number = sum(name.partition(" #")[0] == heading for name in found)
+            found[f"{heading} #{number + 1}" if number else heading] = match[2]
     return found
 
 
@@ -63,6 +67,7 @@ def test_every_snippet_has_a_test() -> None:
         "In Fabric",
         "In a torchrun script",
         "What there is",
+        "What there is #2",
     ]
 
 
@@ -80,6 +85,22 @@ def test_the_first_lines() -> None:
         return [x.item() for x in (block, *received)]  # type: ignore[misc]
 
     assert simulate(2, program) == [[3.0, 2.0, 1.0]] * 2
+
+
+def test_the_prefetching_loop() -> None:
+    names: dict[str, object] = {}
+    exec(CODE["What there is"], names)
+    ring_sum = cast("Callable[..., torch.Tensor]", names["ring_sum"])
+
+    def program(adapter: Adapter) -> list[float]:
+        exchange = Exchange(Ring, adapter)
+        x = torch.tensor([exchange.rank + 1.0], requires_grad=True)
+        total = ring_sum(exchange, x, lambda block: block * (exchange.rank + 1))
+        exchange.join(total.sum()).backward()
+        assert x.grad is not None
+        return [total.item(), x.grad.item()]
+
+    assert simulate(3, program) == [[6.0 * (r + 1), 6.0] for r in range(3)]
 
 
 def test_the_notebook_prints_what_the_comment_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,5 +123,5 @@ def test_the_torchrun_script(tmp_path: Path, launcher: tuple[str, ...]) -> None:
 
 def test_the_plugin(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["collectives.testing.plugin"]\n')
-    code = CODE["What there is"]
+    code = CODE["What there is #2"]
     assert "3 passed" in run(tmp_path, code, "-m", "pytest", "-q", name="test_snippet.py")

@@ -103,8 +103,10 @@ class Simulation:
         buffered: bool = False,
         tags: bool = True,
     ) -> None:
-        if world_size < 1:
-            raise ArgumentError(f"simulate: expected at least 1 rank, got {world_size}")
+        if not _is_count(world_size):
+            raise ArgumentError(
+                f"simulate: expected at least 1 rank, got {world_size!r}; simulate(4, program)"
+            )
         self._world_size = world_size
         self._seed = seed
         self._buffered = buffered
@@ -136,6 +138,10 @@ class Simulation:
             return world.run(lambda transport: fn(SimulatedAdapter(transport), *args))
         finally:
             self._traffic = world.traffic
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def simulate(

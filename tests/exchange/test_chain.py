@@ -8,11 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from collectives import Adapter, Exchange, Ring
 from collectives.chain import WARN_AT
-from collectives.errors import DeadExchange, ExchangeMismatch
+from collectives.errors import DeadExchange, ExchangeError, ExchangeMismatch
 from collectives.testing import simulate
 from tests.support.worlds import SIZES, World
 
@@ -200,49 +199,27 @@ def test_no_grad_on_one_rank_is_named_as_a_mismatch(size: int) -> None:
         simulate(size, one_rank_without_grad)
 
 
-def checkpointed(adapter: Adapter, reentrant: bool) -> list[float]:
+def two_losses_over_one_chain(adapter: Adapter) -> list[str]:
+    """Documented: losses that are backpropagated one by one are joined where they are computed."""
     exchange = Exchange(Ring, adapter)
     x = leaf(exchange.rank)
-
-    def block(y: Tensor) -> Tensor:
-        received = exchange.exchange(to_left=y.sin(), to_right=y.exp())
-        return (received.from_left * received.from_right).tanh()
-
-    plain = exchange.join(block(block(x)).sum())
-    (expected,) = torch.autograd.grad(plain, x)
-    y = checkpoint(block, x, use_reentrant=reentrant)
-    y = checkpoint(block, y, use_reentrant=reentrant)
-    exchange.join(y.sum()).backward()
+    first, second = exchange.shift(x).sum(), exchange.shift(x * 2).sum()
+    first.backward()
+    with pytest.raises(ExchangeError, match="must not share a chain") as caught:
+        second.backward()
+    texts = [str(caught.value)]
+    first, second = exchange.shift(x).sum(), exchange.shift(x * 2).sum()
+    first.backward(retain_graph=True)
+    second.backward()
     exchange.mark_step()
-    assert x.grad is not None
-    return (x.grad - expected).tolist()
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("size", SIZES)
-def test_activation_checkpointing_repeats_the_exchange(
-    world: World, size: int, reentrant: bool
-) -> None:
-    assert world(checkpointed, size, reentrant) == [[0.0, 0.0]] * size
-
-
-def checkpointed_pending(adapter: Adapter) -> list[float]:
-    """The recomputation stops as soon as it has what it needs: its Pending is not an error."""
-    exchange = Exchange(Ring, adapter)
-    x = leaf(exchange.rank)
-
-    def block(y: Tensor) -> Tensor:
-        return exchange.start_shift(y.sin()).wait()
-
-    y = checkpoint(block, x, use_reentrant=False)
-    exchange.join(y.sum()).backward()
-    exchange.mark_step()
-    return (x.grad - x.cos()).tolist() if x.grad is not None else []
+    return texts
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_started_exchange_may_be_checkpointed(world: World, size: int) -> None:
-    assert world(checkpointed_pending, size) == [[0.0, 0.0]] * size
+def test_two_losses_over_one_chain_are_told_to_join(world: World, size: int) -> None:
+    for (text,) in world(two_losses_over_one_chain, size):
+        assert "test_chain.py:" in text
+        assert "join(loss)" in text
 
 
 def endless_metrics(adapter: Adapter) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from collectives import Adapter, Exchange, Received, Ring
 from collectives.engine import Engine
-from collectives.errors import ExchangeError, PendingDropped
+from collectives.errors import ArgumentError, ExchangeError, PendingDropped
 from collectives.flight import Flight
 from tests.support.worlds import SIZES, World
 
@@ -152,3 +152,54 @@ def test_a_dropped_pending_is_named_at_the_next_call(world: World, size: int, gr
             assert "shift(offset=1, axis='ring') started at" in text
             assert "test_pending.py:" in text
             assert "wait()" in text
+
+
+def in_flight(adapter: Adapter) -> list[float]:
+    """The next block is on its way while the loss of this one runs backward."""
+    exchange = Exchange(Ring, adapter)
+    x = torch.tensor([1.0 + exchange.rank], requires_grad=True)
+    y = exchange.shift(x)
+    frozen, wanted = exchange.start_shift(2 * x.detach()), exchange.start_shift(3 * x, -1)
+    exchange.join((y * (exchange.rank + 1)).sum()).backward()
+    assert x.grad is not None
+    gradients = [x.grad.item()]
+    x.grad = None
+    late = frozen.wait() + wanted.wait()
+    exchange.join((late * (exchange.rank + 1)).sum()).backward()
+    exchange.mark_step()
+    again: Tensor | None = x.grad
+    assert again is not None
+    return [*gradients, again.item(), late.item()]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_started_exchange_may_be_in_flight_during_a_backward(world: World, size: int) -> None:
+    def expected(rank: int) -> list[float]:
+        left, right = (rank - 1) % size, (rank + 1) % size
+        return [right + 1.0, 3.0 * (left + 1), 2.0 * (left + 1) + 3.0 * (right + 1)]
+
+    assert world(in_flight, size) == [expected(r) for r in range(size)]
+
+
+def one_buffer_twice(adapter: Adapter) -> float:
+    exchange = Exchange(Ring, adapter)
+    out, mine = torch.zeros(2), torch.ones(2)
+    pending = exchange.start_shift(mine, out=out)
+    for act in (
+        lambda: exchange.start_shift(mine * 2, out=out),
+        lambda: exchange.shift(mine * 2, out=out),
+    ):
+        with pytest.raises(ArgumentError, match="has not been waited for"):
+            act()
+    pending.wait()
+    exchange.shift(mine * 3, out=out)
+    second = exchange.start_shift(mine, out=out)
+    out.add_(1)
+    with pytest.raises(ExchangeError, match="given as out="):
+        second.wait()
+    return exchange.start_shift(mine * 4, out=out).wait().sum().item()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_buffer_belongs_to_one_exchange_at_a_time(world: World, size: int) -> None:
+    assert world(one_buffer_twice, size) == [8.0] * size

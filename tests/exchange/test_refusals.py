@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collectives import Adapter, Context, Exchange, Graph, Mesh, Received, Ring
 from collectives.errors import ArgumentError, CollectivesError, ExchangeClosed, TopologyError
@@ -21,6 +22,23 @@ def quantized() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch is about to drop these dtypes
         return torch.quantize_per_tensor(ONES, 0.1, 0, torch.qint8)
+
+
+def fake(exchange: Exchange) -> object:
+    with FakeTensorMode():
+        return exchange.shift(torch.ones(2))
+
+
+@dataclasses.dataclass
+class NotGiven:
+    data: torch.Tensor
+    more: torch.Tensor = dataclasses.field(init=False, default_factory=lambda: torch.ones(1))
+
+
+def in_itself() -> list[object]:
+    tree: list[object] = [ONES]
+    tree.append(tree)
+    return tree
 
 
 REFUSALS: dict[str, Refusal] = {
@@ -61,6 +79,14 @@ REFUSALS: dict[str, Refusal] = {
         ArgumentError,
         "requires_grad",
     ),
+    "out expanded": (
+        lambda e: e.shift(ONES, out=torch.empty(1).expand(2)), ArgumentError, "expanded"
+    ),
+    "fill a tensor": (lambda e: e.shift(ONES, fill=ONES), ArgumentError, "must be a number"),  # type: ignore[arg-type]
+    "fake": (fake, ArgumentError, "fake tensor"),
+    "field that is not given": (lambda e: e.shift(NotGiven(ONES)), ArgumentError, "init=False"),
+    "tree in itself": (lambda e: e.shift(in_itself()), ArgumentError, "contains itself"),
+    "very long timeout": (lambda e: e.shift(ONES, timeout=1e30), ArgumentError, "three years"),
     "join an int": (lambda e: e.join(torch.tensor(1)), ArgumentError, "floating-point"),
     "step": (lambda e: e.mark_step("one"), ArgumentError, "ints"),  # type: ignore[arg-type]
     "start": (lambda e: e.start_shift(ONES, axis="x"), TopologyError, "'ring'"),
@@ -181,6 +207,10 @@ def test_wrong_arguments_of_an_exchange_are_refused_at_once() -> None:
     adapter: Adapter = Alone()  # type: ignore[assignment]
     with pytest.raises(ArgumentError, match="expected an adapter"):
         Exchange(Ring, Ring(3))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="expected an adapter"):
+        Exchange(Ring, Alone)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"Mesh\.balanced"):
+        Exchange(Mesh, adapter)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="expected a topology"):
         Exchange(3, adapter)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="'always' is not supported yet"):
