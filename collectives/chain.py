@@ -2,10 +2,10 @@
 
 Autograd runs the backward of an exchange only if the loss depends on it. A rank whose loss does
 not (a causal skip, a detached term, an output that nobody used) would leave its neighbours
-waiting. So a hidden scalar, the token, goes into each exchange and comes out of it: exchange k + 1
-depends on exchange k, whatever the data say, which fixes the order on every device; and
-``join(loss)`` makes the loss depend on the last token, so that all of them run. (JAX calls such a
-thing an ordered effect, mpi4torch ``JoinDummies``.)
+waiting. So a hidden tensor without elements, the token, goes into each exchange and comes out of
+it: exchange k + 1 depends on exchange k, whatever the data say, which fixes the order on every
+device; and ``join(loss)`` makes the loss depend on the last token, so that all of them run. (JAX
+calls such a thing an ordered effect, mpi4torch ``JoinDummies``.)
 
 A chain is cut by ``join``, and by the first exchange after a backward has touched it: the next
 step begins a chain of its own. What ran is known per exchange, so that one whose backward was left
@@ -90,7 +90,7 @@ class Chain:
     """The exchanges of one group on this rank, in the order of their forward calls."""
 
     def __init__(self) -> None:
-        self._root = torch.zeros((), requires_grad=True)
+        self._root = torch.empty(0, requires_grad=True)  # saved by every node: no bytes
         self._token = self._root
         self._segment = Segment()
         self._earlier: list[Segment] = []
