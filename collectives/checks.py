@@ -95,10 +95,12 @@ def check_out(
 ) -> None:
     """Refuse buffers of another kind than what arrives, or that share memory."""
     device, outputs = binding.engine.device, call.outputs
-    used = {memory_of(x) for x in inputs} | binding.engine.state.landing
+    # memory_of() is spelt out for what has no offset: a call for each of many leaves would show
+    used = {memory_of(x) if x.storage_offset() else x.data_ptr() for x in inputs}
+    used |= binding.engine.state.landing
     for i, buffer in enumerate(outs):
         shape, dtype = outputs[i]
-        memory = memory_of(buffer)
+        memory = memory_of(buffer) if buffer.storage_offset() else buffer.data_ptr()
         if (
             buffer.shape != shape
             or buffer.dtype is not dtype
@@ -131,8 +133,7 @@ def _wrong_buffer(binding: Binding, call: Call, leaf: Leaf, buffer: Tensor) -> s
 
 def memory_of(x: Tensor) -> int:
     """Return where the storage of a tensor begins; cheaper than asking the storage."""
-    offset = x.storage_offset()
-    return int(x.data_ptr() - offset * x.element_size()) if offset else x.data_ptr()
+    return int(x.data_ptr() - x.storage_offset() * x.element_size())
 
 
 def _overlaps_itself(x: Tensor) -> bool:
