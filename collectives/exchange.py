@@ -112,8 +112,9 @@ class Exchange(BoundLate):
     ) -> Pending[T]:
         """Start :meth:`shift`; ``wait()`` on the result gives the tree.
 
-        What is sent must not be written to before ``wait()``. Backward overlaps as forward does.
-        Every rank waits for its started exchanges in the same order.
+        What is sent, and ``out``, must not be written to before ``wait()``. It joins the chain of
+        :meth:`join` when it is waited for, so it may be in flight during a backward. Backward
+        overlaps as forward does. Every rank waits for its started exchanges in the same order.
         """
         binding = self._bound()
         route = find_route(binding, "shift", shapes, axis, offset)
@@ -136,9 +137,10 @@ class Exchange(BoundLate):
         Called by: every rank. Gradient: the same exchange with the sides crossed.
 
         Args:
-            to_left: For the rank on the left (rank - 1); ``None``: nothing travels to the left,
-                on any rank.
-            to_right: For the rank on the right.
+            to_left: For the rank on the left (rank - 1). ``None``: nothing travels to the left, on
+                any rank. A rank at an open end gives a tensor for its dead side too: it is not
+                sent, but says what comes the other way.
+            to_right: For the rank on the right; likewise.
             axis: Of the mesh; may be left out where there is one.
             like: Shapes and dtypes of what arrives, side by side, where they differ from those
                 of what leaves.
@@ -177,8 +179,9 @@ class Exchange(BoundLate):
     ) -> Pending[Received[R, L]]:
         """Start :meth:`exchange`; ``wait()`` on the result gives what arrived.
 
-        What is sent must not be written to before ``wait()``. Backward overlaps as forward does.
-        Every rank waits for its started exchanges in the same order.
+        What is sent, and ``out``, must not be written to before ``wait()``. It joins the chain of
+        :meth:`join` when it is waited for, so it may be in flight during a backward. Backward
+        overlaps as forward does. Every rank waits for its started exchanges in the same order.
         """
         binding = self._bound()
         route = find_route(binding, "exchange", shapes, axis)
