@@ -39,7 +39,8 @@ def _new_generation() -> None:
     _generation += 1
 
 
-os.register_at_fork(after_in_child=_new_generation)
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_new_generation)
 
 
 @dataclass(slots=True)

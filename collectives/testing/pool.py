@@ -113,7 +113,7 @@ class RankPool:
             kwargs=dict(kwargs or {}),
             size=size,
             backend=backend,
-            rendezvous=str(self._folder / f"rendezvous-{self._runs}"),
+            rendezvous=str(self._folder / f"rendezvous-{os.getpid()}-{self._runs}"),
             group_timeout=max(1.0, timeout / 2),
             environ=dict(os.environ),
             cwd=os.getcwd(),  # noqa: PTH109 - a str is what travels
