@@ -164,3 +164,21 @@ def test_threads_and_memory_do_not_grow_with_shapes() -> None:
         exchange.shift(torch.ones(n))
     (route,) = exchange._bound().routes.values()
     assert len(route.calls) <= 256
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo looks at .grad of what is no leaf
+@pytest.mark.ranks(1, 2, timeout=120)
+def test_compiled_code_calls_an_exchange_through_disable(rank: int, world_size: int) -> None:
+    exchange = Exchange(Ring, RawDDPAdapter())
+    shift = torch.compiler.disable(exchange.shift)
+
+    @torch.compile(backend="eager")
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = (shift(x * 2) * (x + 1)).sum()
+        return result
+
+    x = torch.full((3,), float(rank), requires_grad=True)
+    loss(x).backward()
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0 * (right + 1) + 2.0 * left] * 3
