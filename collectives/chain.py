@@ -57,9 +57,13 @@ class Record:
         self.segment: Segment | None = None
 
     def run(self) -> None:
-        """Note that its backward runs."""
+        """Note that its backward runs.
+
+        One that is differentiated itself (``create_graph``, as for a gradient penalty) keeps its
+        graph for the loss that is to come: the chain goes on.
+        """
         self.ran = True
-        if self.segment is not None:
+        if self.segment is not None and not torch.is_grad_enabled():
             self.segment.touched = True
 
     @property
@@ -154,8 +158,8 @@ class Chain:
         segments, self._earlier = self._earlier, []
         for segment in segments:
             dead = [r for r in segment.records if r.wanted and not r.ran]
-            if dead and segment.touched:
-                ran = next(r for r in segment.records if r.ran)
+            ran = next((r for r in segment.records if r.ran), None)
+            if dead and ran is not None:
                 raise DeadExchange(
                     f"the backward of {dead[0]} did not run on this rank, while that of {ran} did:"
                     " the loss does not depend on its output, and ranks whose loss does would wait"

@@ -63,7 +63,7 @@ class BoundLate:
 
     def _bound(self) -> Binding:
         binding = self._binding
-        if binding is None or self._closed or not binding.valid():
+        if binding is None or not binding.valid():
             binding = self._bind()
         return binding
 

@@ -108,10 +108,12 @@ def raise_left_over(binding: Binding) -> None:
         for one in dropped:
             if one.flight is not None:
                 one.flight.wait()
-        raise PendingDropped(
-            f"{dropped[0].label}: the Pending was thrown away {binding.here}; keep it and call"
-            " wait() on every rank, or use the operation without start_"
-        )
+        labels = [one.label for one in dropped if one.label]
+        if labels:
+            raise PendingDropped(
+                f"{labels[0]}: the Pending was thrown away {binding.here}; keep it and call"
+                " wait() on every rank, or use the operation without start_"
+            )
 
 
 def _prepare(

@@ -21,7 +21,12 @@ T = TypeVar("T")
 
 
 class Dropped(NamedTuple):
-    """A Pending that was thrown away; its messages are still finished."""
+    """A Pending that was thrown away; its messages are still finished.
+
+    Args:
+        label: For the error; empty where it was right to throw it away.
+        flight: Its messages.
+    """
 
     label: str
     flight: Flight | None
@@ -86,9 +91,10 @@ class Pending(Generic[T]):
         return self._result[0]
 
     def __del__(self) -> None:
-        if getattr(self, "_finish", None) is not None and not self._may_drop:
+        if getattr(self, "_finish", None) is not None:
             self._landing.difference_update(map(memory_of, self._outs))
-            self._dropped.append(Dropped(self._label, self._flight))
+            label = "" if self._may_drop else self._label
+            self._dropped.append(Dropped(label, self._flight))
 
     def __repr__(self) -> str:
         state = "waited for" if self._finish is None else "under way"

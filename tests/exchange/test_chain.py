@@ -199,6 +199,25 @@ def test_no_grad_on_one_rank_is_named_as_a_mismatch(size: int) -> None:
         simulate(size, one_rank_without_grad)
 
 
+def penalty_first(adapter: Adapter) -> list[float]:
+    """A gradient taken with create_graph, then one more exchange: join ties both all the same."""
+    exchange = Exchange(Ring, adapter)
+    x = leaf(exchange.rank)
+    first = exchange.shift(x)
+    torch.autograd.grad((first**2).sum(), x, create_graph=True)
+    second = exchange.shift(3 * x, -1)
+    loss = second.sum() if exchange.rank == 0 else second.sum() + 10 * first.sum()
+    exchange.join(loss).backward()
+    exchange.mark_step()
+    return gradient(x)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_gradient_taken_for_a_penalty_does_not_cut_the_chain(world: World, size: int) -> None:
+    expected = [[3.0 if (r + 1) % size == 0 else 13.0] * 2 for r in range(size)]
+    assert world(penalty_first, size) == expected
+
+
 def two_losses_over_one_chain(adapter: Adapter) -> list[str]:
     """Documented: losses that are backpropagated one by one are joined where they are computed."""
     exchange = Exchange(Ring, adapter)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from collectives import Adapter, Exchange, Ring
+from collectives import Adapter, Exchange, Pending, Ring
 from tests.support.worlds import SIZES, World
 
 
@@ -89,3 +89,25 @@ def skip_reference(size: int) -> list[list[float]]:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_checkpoint_is_computed_again_on_ranks_that_skip_it(world: World, size: int) -> None:
     assert world(checkpointed_skip, size) == skip_reference(size)
+
+
+def waited_for_outside(adapter: Adapter) -> list[float]:
+    """The recomputation starts the exchange once more and drops it: its messages are finished."""
+    exchange = Exchange(Ring, adapter)
+    x = leaf(exchange.rank)
+
+    def block(y: Tensor) -> tuple[Pending[Tensor], Tensor]:
+        return exchange.start_shift(y.sin()), y.exp()
+
+    for _ in range(2):
+        pending, z = checkpoint(block, x, use_reentrant=False)
+        exchange.join((pending.wait() + z).sum()).backward()
+        del pending, z
+        exchange.mark_step()
+    assert x.grad is not None
+    return (x.grad - 2 * (x.cos() + x.exp())).tolist()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_a_checkpoint_starts_may_be_waited_for_outside_of_it(world: World, size: int) -> None:
+    assert world(waited_for_outside, size) == [[0.0, 0.0]] * size
