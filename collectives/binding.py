@@ -6,13 +6,16 @@ Nothing here is ever pickled or copied: an Exchange drops its binding when it is
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .engine import Deadline, Engine, GroupState
+from .deadline import Deadline
+from .engine import Engine
 from .errors import ContextError, TopologyError
+from .state import GroupState
 from .topology import Topology
 from .transport.group import GroupTransport
 from .transport.local import LocalTransport
@@ -29,7 +32,16 @@ TopologySource = Topology | Callable[[int], Topology]
 
 # By group (or, in the simulator, by transport). Exchanges over one group share one state.
 _STATES: weakref.WeakKeyDictionary[object, GroupState] = weakref.WeakKeyDictionary()
-_LOCAL_STATE = GroupState()
+
+
+class _Local(threading.local):
+    """A process without a group: each thread is alone."""
+
+    def __init__(self) -> None:
+        self.state = GroupState()
+
+
+_LOCAL = _Local()
 
 _generation = 0
 
@@ -129,7 +141,7 @@ def bind_exchange(
         transport = GroupTransport(context.group, context.device)
         state = _state_of(context.group)
     else:
-        transport, state = LocalTransport(alone=context.alone), _LOCAL_STATE
+        transport, state = LocalTransport(alone=context.alone), _LOCAL.state
     resolved = resolve(topology, context.size)
     return Binding(
         engine=Engine(transport, context.device, state),

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from . import runtime
 from .binding import Binding, Route, bind_exchange
-from .engine import Deadline
+from .deadline import Deadline
 from .errors import ArgumentError
 from .lifetime import join_chain
 from .move import move

@@ -8,20 +8,19 @@ out is closed, and whatever came next would fail with a text that hides the caus
 
 from __future__ import annotations
 
-import math
 import time
-import zlib
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from .chain import Chain, caller
+from .call import SEQUENCE_BITS
+from .chain import caller
 from .dtypes import as_memory
-from .errors import ArgumentError, CollectivesError, ExchangeError, ExchangeTimeout, PeerLost
+from .errors import CollectivesError, ExchangeError, ExchangeTimeout, PeerLost
 from .flight import NOTHING, Flight
+from .state import Counters
+from .trace import Trace
 from .transport import Post
 from .transport.group import failure_kind
 
@@ -29,88 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .call import Call
-    from .pending import Dropped
+    from .state import GroupState
     from .transport import Transport
 
-__all__ = ["Counters", "Deadline", "Engine", "GroupState", "deadline_of"]
+__all__ = ["Engine"]
 
 W = TypeVar("W")
 
-_LONGEST = 1e8
-_DIGEST_MASK = (1 << 20) - 1
-_SEQUENCE_MASK = (1 << 10) - 1
-
-
-class Deadline:
-    """Seconds that one exchange may take, all its messages together."""
-
-    __slots__ = ("full", "seconds")
-
-    # A timedelta costs time to make: until so many seconds have gone, the whole is near enough.
-    GRACE = 0.5
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.full = timedelta(seconds=seconds)
-
-    def remaining(self, elapsed: float) -> timedelta:
-        """Return what is left."""
-        return timedelta(seconds=max(0.001, self.seconds - elapsed))
-
-
-def deadline_of(seconds: object) -> Deadline:
-    """Check a timeout.
-
-    Raises:
-        ArgumentError: It is not a positive, finite number.
-    """
-    number = float(seconds) if isinstance(seconds, int | float) else math.nan
-    if isinstance(seconds, bool) or not 0 < number <= _LONGEST:
-        raise ArgumentError(
-            f"timeout must be a positive, finite number of seconds, got {seconds!r}; at most"
-            f" {_LONGEST:.0e}, which is three years"
-        )
-    return Deadline(number)
-
-
-@dataclass(slots=True)
-class Counters:
-    """What one Exchange has moved on this rank, backward included."""
-
-    exchanges: int = 0
-    messages_sent: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    seconds: float = 0.0
-
-
-class GroupState:
-    """What all Exchanges over one group share on this rank.
-
-    It lives as long as the group, not as long as an Exchange: were it tied to Exchanges, garbage
-    collection, which no two ranks do at the same time, would set one rank's numbers back.
-    """
-
-    def __init__(self) -> None:
-        self.sequence = 0
-        self.chain = Chain()
-        self.step: tuple[int, ...] = ()
-        self.step_tag = 0
-        self.broken: str | None = None
-        self.wreck: Flight | None = None
-        self.dropped: list[Dropped] = []
-        self.landing: set[int] = set()  # memory that started exchanges will write to
-
-    def next_sequence(self) -> int:
-        """Number the next exchange."""
-        self.sequence += 1
-        return self.sequence
-
-    def mark_step(self, numbers: tuple[int, ...]) -> None:
-        """Put the step into the signatures of what follows."""
-        self.step = numbers
-        digest = zlib.crc32(repr(numbers).encode()) if numbers else 0
-        self.step_tag = (digest & _DIGEST_MASK) << 11
+_SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 
 
 class Engine:
@@ -144,7 +69,10 @@ class Engine:
             ]
         else:
             results = list(flight.outs)
-        flight.inputs, flight.results, flight.begun = inputs, results, time.monotonic()
+        begun = time.monotonic()
+        flight.inputs, flight.results, flight.begun = inputs, results, begun
+        trace = flight.trace = Trace(call, flight.sequence, self.state.step, begun)
+        self.state.history.append(trace)
         if self._announce is not None:
             where = flight.record.where if flight.record is not None else caller()
             self._announce(call.signature(flight.sequence, self.state.step, where))

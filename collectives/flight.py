@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from .call import Call
     from .chain import Record
-    from .engine import Deadline, Engine
+    from .deadline import Deadline
+    from .engine import Engine
     from .messages import Buffer, Leaf, Pack
+    from .trace import Trace
     from .transport import Work
 
 __all__ = ["NOTHING", "Flight"]
@@ -64,6 +66,7 @@ class Flight:
         self.engine, self.call, self.sequence, self.deadline = engine, call, sequence, deadline
         self.outs, self.fill, self.record = outs, fill, record
         self.results: list[Tensor] = []
+        self.trace: Trace
 
     def start(self, inputs: Sequence[Tensor]) -> Flight:
         """Post all messages, outside autograd; one input per input of the call."""
@@ -78,6 +81,8 @@ class Flight:
         if not self.landed:
             begun, full, now = self.begun, self.deadline.full, time.monotonic
             exact = begun + self.deadline.GRACE
+            state = self.engine.state
+            state.waiting = self
             try:
                 for work in self.works:
                     work.wait(full if now() < exact else self.deadline.remaining(self.elapsed))
@@ -91,7 +96,9 @@ class Flight:
             if self.outs is not None and self.call.written:
                 self._count_versions()
             self.landed = True
-            self.engine.counters.seconds += now() - begun
+            state.waiting = None
+            ended = self.trace.ended = now()
+            self.engine.counters.seconds += ended - begun
         results, self.results = self.results, []
         # A result that requires grad keeps its node alive, and the node this flight.
         self.inputs, self.works = (), ()

@@ -8,7 +8,7 @@ from torch import Tensor, is_grad_enabled
 
 from . import autograd
 from .binding import Binding, TopologySource, bind_exchange
-from .engine import Deadline, deadline_of
+from .deadline import Deadline, deadline_of
 from .errors import ArgumentError, ExchangeClosed
 from .move import raise_left_over
 from .topology import Mesh, Topology

@@ -5,6 +5,7 @@ Everything that can be refused is refused here, before anything is posted.
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from . import autograd
 from .call import Call, Specs
 from .chain import caller
 from .checks import PLAIN, check_fill, check_lanes, check_out, is_wrapped, plain
-from .engine import deadline_of
+from .deadline import deadline_of
 from .errors import ArgumentError, ExchangeError, PendingDropped
 from .flight import Flight
 from .messages import Leaf
@@ -128,6 +129,8 @@ def _prepare(
     engine, state = binding.engine, binding.engine.state
     if state.broken is not None or state.dropped:
         raise_left_over(binding)
+    if state.thread != get_ident():
+        state.claim(binding.here)
     inputs, sent, key = _flatten(binding, route.plan.op, trees)
     outputs, structures = inputs, sent
     if like is not None:

@@ -1,0 +1,84 @@
+"""What all Exchanges over one group share on this rank."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .call import DIGEST_BITS, SEQUENCE_BITS
+from .chain import Chain
+from .errors import ExchangeError
+from .trace import KEPT, Trace
+
+if TYPE_CHECKING:
+    from .flight import Flight
+    from .pending import Dropped
+
+__all__ = ["Counters", "GroupState"]
+
+_DIGEST_MASK = (1 << DIGEST_BITS) - 1
+
+
+@dataclass(slots=True)
+class Counters:
+    """What one Exchange has moved on this rank, backward included."""
+
+    exchanges: int = 0
+    messages_sent: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    seconds: float = 0.0
+
+
+class GroupState:
+    """What all Exchanges over one group share on this rank.
+
+    It lives as long as the group, not as long as an Exchange: were it tied to Exchanges, garbage
+    collection, which no two ranks do at the same time, would set one rank's numbers back.
+    """
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self.chain = Chain()
+        self.step: tuple[int, ...] = ()
+        self.step_tag = 0
+        self.broken: str | None = None
+        self.wreck: Flight | None = None
+        self.dropped: list[Dropped] = []
+        self.landing: set[int] = set()  # memory that started exchanges will write to
+        self.history: deque[Trace] = deque(maxlen=KEPT)
+        self.waiting: Flight | None = None  # read by the watchdog
+        self.thread = 0  # the one that exchanges
+        self._owner: threading.Thread | None = None
+
+    def next_sequence(self) -> int:
+        """Number the next exchange."""
+        self.sequence += 1
+        return self.sequence
+
+    def claim(self, here: str) -> None:
+        """Make the calling thread the one that exchanges over this group.
+
+        Two threads would number their exchanges in an order that differs from rank to rank.
+
+        Raises:
+            ExchangeError: Another thread has exchanged over it, and lives.
+        """
+        owner = self._owner
+        if owner is not None and owner.is_alive() and owner is not threading.current_thread():
+            raise ExchangeError(
+                f"exchange in thread {threading.current_thread().name!r}: this group belongs to"
+                f" thread {owner.name!r}, which exchanged over it first {here}; two threads would"
+                " mix up their messages: exchange in one, or give each a process group of its own"
+            )
+        self._owner = threading.current_thread()
+        self.thread = threading.get_ident()
+
+    def mark_step(self, numbers: tuple[int, ...]) -> None:
+        """Put the step into the signatures of what follows."""
+        self.step = numbers
+        digest = zlib.crc32(repr(numbers).encode()) if numbers else 0
+        self.step_tag = (digest & _DIGEST_MASK) << (SEQUENCE_BITS + 1)
