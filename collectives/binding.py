@@ -9,12 +9,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .deadline import Deadline
 from .engine import Engine
 from .errors import ContextError, TopologyError
+from .guard import attach
+from .renewal import successor
 from .state import GroupState
 from .topology import Topology
 from .transport.group import GroupTransport
@@ -97,6 +99,14 @@ class Binding:
         """Whether this process may go on using it: no fork in between, and the group exists."""
         return self.generation == _generation and self.alive()
 
+    def prepare(self) -> None:
+        """Put the group under guard, before the first exchange over it."""
+        group, state = self.context.group, self.engine.state
+        if not self.signed or group is None or self.engine.size == 1:
+            return
+        guard = state.guard or attach(state, group, self.engine.device, self.deadline.seconds)
+        guard.stay()
+
     @property
     def here(self) -> str:
         """For error texts."""
@@ -127,6 +137,8 @@ def bind_exchange(
         ContextError: It was bound to several ranks before and this process is alone.
         TopologyError: The topology does not have as many ranks as the group.
     """
+    if context.group is not None:
+        context = replace(context, group=successor(context.group))
     local = context.group is None and context.transport is None
     if local and not context.alone and last_size is not None and last_size > 1:
         raise ContextError(

@@ -179,6 +179,16 @@ class Call:
             digest = zlib.crc32(repr((facts, contents)).encode()) & ((1 << DIGEST_BITS) - 1)
         return digest << (SEQUENCE_BITS + 1) | (parcels[0].key & 1)
 
+    @property
+    def sent(self) -> list[SingleMessage | PackedMessage]:
+        """All messages that leave, in the order of posting."""
+        return [*self.send_singles, *self.send_packs]
+
+    @property
+    def awaited(self) -> list[SingleMessage | PackedMessage]:
+        """All messages that arrive, in the order of posting."""
+        return [*self.recv_singles, *self.recv_packs]
+
     def reverse(self) -> Call:
         """Return the adjoint: it carries the gradients of what is differentiable."""
         if self._reverse is None:

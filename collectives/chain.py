@@ -32,7 +32,7 @@ from .errors import DeadExchange
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Chain", "Record", "caller", "calling_place", "inside_backward"]
+__all__ = ["Chain", "Record", "caller", "calling_place", "inside_backward", "place_in"]
 
 # Exchanges under grad with neither backward nor join: each one keeps its graph alive.
 WARN_AT = 1024
@@ -189,10 +189,18 @@ def calling_place(inner: int = 0) -> tuple[str, int]:
     return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
+def place_in(frame: FrameType) -> str:
+    """Return ``file:line`` of the innermost code on that stack that is not of this package."""
+    outside, _ = _leave(frame)
+    return "" if outside is None else f"{outside.f_code.co_filename}:{outside.f_lineno}"
+
+
 def _outside(inner: int = 0) -> tuple[FrameType | None, int]:
     """Return the innermost frame outside this package, and how many of ours lie in between."""
-    frame: FrameType | None = sys._getframe(inner + 1)
-    depth = inner
+    return _leave(sys._getframe(inner + 1), inner)
+
+
+def _leave(frame: FrameType | None, depth: int = 0) -> tuple[FrameType | None, int]:
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
         depth += 1

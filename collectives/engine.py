@@ -14,28 +14,24 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from .call import SEQUENCE_BITS
 from .chain import caller
 from .dtypes import as_memory
-from .errors import CollectivesError, ExchangeError, ExchangeTimeout, PeerLost
+from .failures import failure_of
 from .flight import NOTHING, Flight
-from .state import Counters
+from .state import SEQUENCE_MASK, Counters
 from .trace import Trace
 from .transport import Post
-from .transport.group import failure_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .call import Call
     from .state import GroupState
-    from .transport import Transport
+    from .transport import Transport, Work
 
 __all__ = ["Engine"]
 
 W = TypeVar("W")
-
-_SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 
 
 class Engine:
@@ -109,7 +105,7 @@ class Engine:
     ) -> list[W]:
         """Post the messages of a flight one by one, and return what each post gave."""
         call, inputs, results = flight.call, flight.inputs, flight.results
-        mix = self.state.step_tag ^ ((flight.sequence & _SEQUENCE_MASK) << 1)
+        mix = self.state.step_tag ^ ((flight.sequence & SEQUENCE_MASK) << 1)
         works = []
         for position, peer, tag, leaf in call.recv_singles:
             target = results[position]
@@ -137,56 +133,11 @@ class Engine:
         counters.bytes_sent += call.bytes_sent
         counters.bytes_received += call.bytes_received
 
-    def failure(self, error: BaseException, flight: Flight) -> BaseException:
+    def failure(
+        self, error: BaseException, flight: Flight, work: Work | None = None
+    ) -> BaseException:
         """Return what to raise for an error of the transport, and break the group's state."""
-        signature = flight.call.signature(
-            flight.sequence,
-            self.state.step,
-            flight.record.where if flight.record is not None else caller(),
-        )
-        hint = self._skipped(flight)
-        here = f"rank {self.rank} of {self.size}"
-        self.state.broken = self.state.broken or f"{signature} failed: {_first_line(error)}"
-        self.state.wreck = flight  # its buffers may still be written to
-        if isinstance(error, CollectivesError):
-            return type(error)(f"{error} ({here}){hint}") if hint else error
-        if not isinstance(error, Exception):
-            return error  # Ctrl-C and its like stay what they are
-        kind = failure_kind(error)
-        elapsed = f"after {flight.elapsed:.2f} s of {flight.deadline.seconds:g} s"
-        peers = " or ".join(map(str, flight.call.peers))
-        if kind == "timeout":
-            return ExchangeTimeout(
-                f"{signature}: no answer from rank {peers} {elapsed} ({here}){hint}."
-                f" {self._advice(flight)} A slow rank needs a longer timeout="
-            )
-        if kind == "lost":
-            return PeerLost(
-                f"{signature}: the connection to rank {peers} was closed {elapsed} ({here}){hint}."
-                " Its process ended or gave up: its own output says why"
-            )
-        return ExchangeError(f"{signature} failed {elapsed} ({here}){hint}: {_first_line(error)}")
-
-    def _advice(self, flight: Flight) -> str:
-        same = (
-            "Do all ranks call the same exchanges in the same order, with the same shapes, dtypes,"
-            " grad mode and mark_step numbers?"
-        )
-        if flight.call.phase == 0:
-            return same
-        return f"Does the loss of that rank depend on it (loss = exchange.join(loss))? {same}"
-
-    def _skipped(self, flight: Flight) -> str:
-        """Name the exchanges that this backward left out, if it did: others wait in them."""
-        if flight.record is None or flight.call.phase == 0:
-            return ""
-        skipped = self.state.chain.skipped_after(flight.record)
-        if not skipped:
-            return ""
-        return (
-            f"; this rank never ran the backward of {skipped[0]}: its loss does not depend on"
-            " it, so tie all exchanges to the loss: loss = exchange.join(loss)"
-        )
+        return failure_of(self, flight, error, work)
 
 
 def _copy_and_fill(flight: Flight) -> None:
@@ -205,8 +156,3 @@ def _dense(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous():
         return tensor
     return as_memory(tensor).contiguous().view(tensor.dtype)
-
-
-def _first_line(error: BaseException) -> str:
-    text = (str(error) or type(error).__name__).splitlines()[0]
-    return text.partition(". This is typically caused by")[0]  # gloo's own advice

@@ -83,11 +83,12 @@ class Flight:
             exact = begun + self.deadline.GRACE
             state = self.engine.state
             state.waiting = self
+            work = None
             try:
                 for work in self.works:
                     work.wait(full if now() < exact else self.deadline.remaining(self.elapsed))
             except BaseException as error:
-                failure = self.engine.failure(error, self)
+                failure = self.engine.failure(error, self, work)
                 if failure is error:
                     raise
                 raise failure from error

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+import contextlib
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from torch import Tensor, is_grad_enabled
 
 from . import autograd
 from .binding import Binding, TopologySource, bind_exchange
 from .deadline import Deadline, deadline_of
-from .errors import ArgumentError, ExchangeClosed
+from .errors import ArgumentError, CollectivesError, ExchangeClosed, ExchangeError
+from .guard import describe, watchdog
 from .move import raise_left_over
+from .renewal import renew_group, successor
 from .topology import Mesh, Topology
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     import torch
 
     from .context import Adapter
 
 __all__ = ["BoundLate", "join_chain"]
+
+E = TypeVar("E", bound="BoundLate")
 
 
 class BoundLate:
@@ -80,6 +87,7 @@ class BoundLate:
             last_size=self._last_size,
         )
         self._last_size = self._binding.engine.size
+        self._binding.engine.state.users.add(self)
         return self._binding
 
     def __getstate__(self) -> dict[str, object]:
@@ -110,17 +118,89 @@ class BoundLate:
         """The topology, with its size."""
         return self._bound().topology
 
+    # -- the end ---------------------------------------------------------------------------------
+
     def close(self) -> None:
         """End this Exchange; the process group stays. Idempotent.
+
+        Neighbours that still wait for this rank get an error at once (:class:`PeerLost`), where
+        it was the last Exchange of the group on this rank.
 
         Raises:
             PendingDropped: A Pending of its group was thrown away without ``wait()``.
         """
         binding, self._binding, closed, self._closed = self._binding, None, self._closed, True
-        if binding is not None and not closed and binding.valid():
-            binding.engine.transport.close()
-            if binding.engine.state.dropped:
-                raise_left_over(binding)
+        if binding is None or closed or not binding.valid():
+            return
+        state = binding.engine.state
+        state.users.discard(self)
+        if state.guard is not None and not state.users and state.broken is None:
+            state.guard.leave(f"closed its exchange after {state.sequence} exchanges")
+        binding.engine.transport.close()
+        if state.dropped:
+            raise_left_over(binding)
+
+    def abort(self, reason: str) -> None:
+        """Fail on all ranks: what waits raises now, and the group cannot be used any more.
+
+        Called by: any rank, from any thread; for a failure outside of an exchange, which the
+        others would otherwise learn from their deadlines. Where all ranks live, :meth:`renew` goes
+        on.
+
+        Args:
+            reason: A sentence for the error text of all ranks.
+        """
+        self._fail("aborted", f"aborted: {reason}")
+
+    def _fail(self, kind: str, what: str) -> None:
+        binding = self._bound()
+        state, text = binding.engine.state, f"rank {binding.engine.rank} {what}"
+        binding.prepare()
+        state.broken = state.broken or text
+        if state.guard is not None:
+            state.guard.fail(state.guard.report(kind, text))
+
+    def renew(self, timeout: float = 60.0) -> None:
+        """Go on over a new process group, after a failure that all ranks outlived.
+
+        Called by: every rank, in the same order as other operations. Exchanges over the same group
+        go on as well, once each was renewed. What else used the old group (DDP, Lightning) does
+        not: gloo's connections are gone. Where a process has ended, restart instead: ``torchrun
+        --max-restarts``.
+
+        Args:
+            timeout: Seconds to wait for the other ranks, and for each later exchange of torch's.
+
+        Raises:
+            PeerLost: Not all ranks came.
+            ContextError: torch could not make the group.
+        """
+        seconds = deadline_of(timeout).seconds
+        binding = self._bound()
+        group, state = binding.context.group, binding.engine.state
+        if group is not None and successor(group) is group:
+            renew_group(group, state.guard, seconds, binding.here)
+        elif group is None:
+            state.broken = None
+        self._binding = None
+
+    def __enter__(self: E) -> E:
+        """Close at the end of the block; an exception in it is told to the other ranks at once."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.close()
+            return
+        with contextlib.suppress(CollectivesError):  # the error of the block is the one to see
+            if not isinstance(error, ExchangeError):
+                self._fail("raised", f"raised {describe(error)}")
+            self.close()
 
     # -- the backward ----------------------------------------------------------------------------
 
@@ -169,6 +249,8 @@ class BoundLate:
         binding = self._bound()
         raise_left_over(binding)
         binding.engine.state.mark_step(numbers)
+        if binding.engine.state.guard is not None:
+            watchdog().listen()  # somebody may have taken the signals over meanwhile
         binding.engine.state.chain.check()
 
     def stats(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 import zlib
 from collections import deque
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from .trace import KEPT, Trace
 
 if TYPE_CHECKING:
     from .flight import Flight
+    from .guard.guard import Guard
     from .pending import Dropped
 
-__all__ = ["Counters", "GroupState"]
+__all__ = ["SEQUENCE_MASK", "Counters", "GroupState", "tag_mix"]
 
+SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 _DIGEST_MASK = (1 << DIGEST_BITS) - 1
 
 
@@ -51,6 +54,8 @@ class GroupState:
         self.landing: set[int] = set()  # memory that started exchanges will write to
         self.history: deque[Trace] = deque(maxlen=KEPT)
         self.waiting: Flight | None = None  # read by the watchdog
+        self.guard: Guard | None = None
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()  # Exchanges that are not closed
         self.thread = 0  # the one that exchanges
         self._owner: threading.Thread | None = None
 
@@ -80,5 +85,14 @@ class GroupState:
     def mark_step(self, numbers: tuple[int, ...]) -> None:
         """Put the step into the signatures of what follows."""
         self.step = numbers
-        digest = zlib.crc32(repr(numbers).encode()) if numbers else 0
-        self.step_tag = (digest & _DIGEST_MASK) << (SEQUENCE_BITS + 1)
+        self.step_tag = _step_tag(numbers)
+
+
+def tag_mix(step: tuple[int, ...], sequence: int) -> int:
+    """Return what goes into all tags of an exchange (by XOR)."""
+    return _step_tag(step) ^ ((sequence & SEQUENCE_MASK) << 1)
+
+
+def _step_tag(step: tuple[int, ...]) -> int:
+    digest = zlib.crc32(repr(step).encode()) if step else 0
+    return (digest & _DIGEST_MASK) << (SEQUENCE_BITS + 1)

@@ -1,0 +1,151 @@
+"""From an error of the transport to one that says which exchange, why, and what to do.
+
+gloo's own texts name no rank, no operation and no tensor. What other ranks found out comes from the
+guard; where there is none, what this rank knows must do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from .chain import caller
+from .errors import (
+    CollectivesError,
+    ExchangeError,
+    ExchangeMismatch,
+    ExchangeTimeout,
+    PeerLost,
+)
+from .guard import Cause
+from .transport.group import failure_kind
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .flight import Flight
+    from .transport import Work
+
+__all__ = ["failure_of"]
+
+Kind = Literal["timeout", "lost", "other"]
+
+_SAME = (
+    "All ranks must call the same exchanges in the same order, with the same shapes, dtypes, grad"
+    " mode and mark_step numbers"
+)
+_CLASSES: dict[str, type[ExchangeError]] = {
+    "mismatch": ExchangeMismatch,
+    "timeout": ExchangeTimeout,
+    "other": ExchangeError,
+}
+# Seconds to wait for the rank that knows more: its note is written before it breaks its own
+# connections, which is what this rank notices.
+_ASK = {"timeout": 0.05, "lost": 0.3, "other": 0.3}
+
+
+def failure_of(
+    engine: Engine, flight: Flight, error: BaseException, work: Work | None
+) -> BaseException:
+    """Return what to raise for an error of the transport, and tell the other ranks.
+
+    The group cannot be used after it: a gloo pair that has timed out is closed, and what came next
+    would fail with a text that hides the cause.
+
+    Args:
+        engine: That runs the exchange.
+        flight: The exchange.
+        error: Of the transport.
+        work: The message that failed, if it is known.
+    """
+    state = engine.state
+    where = flight.record.where if flight.record is not None else caller()
+    signature = flight.call.signature(flight.sequence, state.step, where)
+    guard = state.guard
+    state.broken = state.broken or f"{signature} failed: {_first_line(error)}"
+    state.wreck = flight  # its buffers may still be written to
+    state.waiting = None
+    hint = _skipped(engine, flight)
+    here = f"(rank {engine.rank} of {engine.size})"
+    if isinstance(error, CollectivesError):
+        return type(error)(f"{error} {here}{hint}") if hint else error
+    if not isinstance(error, Exception):
+        if guard is not None:
+            guard.report("interrupted", f"rank {engine.rank} raised {type(error).__name__}")
+            guard.interrupt()
+        return error  # Ctrl-C and its like stay what they are
+    kind = failure_kind(error)
+    elapsed = f"after {flight.elapsed:.2f} s of {flight.deadline.seconds:g} s {here}"
+    cause = None if guard is None else guard.cause(_ASK[kind])
+    if cause is None:
+        cause, advice = _found_here(engine, flight, error, work)
+        if guard is not None:
+            guard.report(cause.kind, f"{cause.text} (it was in {signature})")
+    else:
+        advice = f"{_SAME}." if cause.kind == "mismatch" else ""
+    if guard is not None:
+        guard.interrupt()  # so that the neighbours need not wait for their own deadlines
+    by = "" if cause.rank == engine.rank else f" [reported by rank {cause.rank}]"
+    text = f"{cause.text}{by}"
+    return _CLASSES.get(cause.kind, PeerLost)(
+        f"{signature} failed {elapsed}{hint}: {text}{_after(text)}{advice}".rstrip()
+    )
+
+
+def _after(text: str) -> str:
+    """Return what stands between a cause and the advice."""
+    return "\n" if "\n" in text else ". "
+
+
+def _found_here(
+    engine: Engine, flight: Flight, error: Exception, work: Work | None
+) -> tuple[Cause, str]:
+    """Return the cause as far as this rank can see, and advice."""
+    guard, rank = engine.state.guard, engine.rank
+    peers = _peers(engine, flight, work)
+    names = " or ".join(map(str, peers))
+    kind = failure_kind(error)
+    if kind == "timeout":
+        text = f"rank {rank} got no answer from rank {names}"
+        known = [] if guard is None else [guard.whereabouts(peers)]
+        advice = f"{_advice(flight)} A slow rank needs a longer timeout="
+        return Cause(kind, rank, "; ".join([text, *known])), advice
+    if kind == "lost":
+        left = "" if guard is None else guard.farewell(peers[0])
+        if left:
+            return Cause("left", rank, f"rank {peers[0]} {left}"), ""
+        text = f"the connection of rank {rank} to rank {names} was closed"
+        return Cause(kind, rank, text), "Its process ended or gave up: its own output says why"
+    return Cause(kind, rank, _first_line(error)), ""
+
+
+def _peers(engine: Engine, flight: Flight, work: Work | None) -> list[int]:
+    """Return whom the failed message goes to or comes from; all peers, if that is not known."""
+    call = flight.call
+    messages = call.awaited + call.sent
+    works = list(flight.works)
+    if engine.transport.batch is None and work in works and len(works) == len(messages):
+        return [messages[works.index(work)].peer]
+    return call.peers
+
+
+def _advice(flight: Flight) -> str:
+    if flight.call.phase == 0:
+        return f"{_SAME}."
+    return f"Does the loss of that rank depend on it (loss = exchange.join(loss))? {_SAME}."
+
+
+def _skipped(engine: Engine, flight: Flight) -> str:
+    """Name the exchanges that this backward left out, if it did: others wait in them."""
+    if flight.record is None or flight.call.phase == 0:
+        return ""
+    skipped = engine.state.chain.skipped_after(flight.record)
+    if not skipped:
+        return ""
+    return (
+        f"; this rank never ran the backward of {skipped[0]}: its loss does not depend on"
+        " it, so tie all exchanges to the loss: loss = exchange.join(loss)"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    return text.partition(". This is typically caused by")[0]  # gloo's own advice

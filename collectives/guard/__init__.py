@@ -1,0 +1,15 @@
+"""Never silently wrong, never a hang without an end: what watches over the exchanges of a group.
+
+On gloo the signature of an exchange is part of its messages' tags, so a wrong message cannot match
+and every mistake becomes a wait. A watchdog thread looks into waits that last (``watchdog``); ranks
+tell each other through the rendezvous store where they stand (``board``, ``account``); what is
+proven (``judge``) is told to all ranks, and breaks their waits. Nothing of it is on the way of an
+exchange that succeeds.
+"""
+
+from .account import Cause
+from .attach import attach
+from .guard import Guard
+from .watchdog import describe, watchdog
+
+__all__ = ["Cause", "Guard", "attach", "describe", "watchdog"]

@@ -1,0 +1,79 @@
+"""Where the ranks of a group leave notes for each other: a few keys of the rendezvous store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from .account import Account, Cause, read_account, read_cause
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Board", "StoreLike"]
+
+_CAUSE = "cause"
+
+
+class StoreLike(Protocol):
+    """What is used of a torch store."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write."""
+        ...
+
+    def get(self, key: str, /) -> bytes:
+        """Read a key that is there."""
+        ...
+
+    def check(self, keys: Sequence[str], /) -> bool:
+        """Whether all keys are there; does not wait."""
+        ...
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Write unless somebody has; return what is there then."""
+        ...
+
+
+class Board:
+    """Notes of one generation of one group.
+
+    Every call goes to the store and may block without end, where its host is stopped: so all of
+    them are made by the clerk.
+
+    Args:
+        store: With a prefix of this group and generation.
+    """
+
+    def __init__(self, store: StoreLike) -> None:
+        self._store = store
+
+    def publish(self, account: Account) -> None:
+        """Tell where this rank stands."""
+        self._store.set(f"account/{account.rank}", account.dumps())
+
+    def account(self, rank: int) -> Account | None:
+        """Return where that rank stood when it last said so."""
+        text = self._read(f"account/{rank}")
+        account = None if text is None else read_account(text)
+        return account if account is not None and account.rank == rank else None
+
+    def report(self, cause: Cause) -> Cause:
+        """Tell why the group failed; return the cause that was there first."""
+        text = self._store.compare_set(_CAUSE, "", cause.dumps())
+        return read_cause(text) or cause
+
+    def cause(self) -> Cause | None:
+        """Return why the group failed, if anyone has said so."""
+        text = self._read(_CAUSE)
+        return None if text is None else read_cause(text)
+
+    def call_for(self, rank: int) -> None:
+        """Say that this rank is ready for the next generation."""
+        self._store.set(f"renew/{rank}", "")
+
+    def missing(self, size: int) -> list[int]:
+        """Return the ranks that have not called for the next generation."""
+        return [rank for rank in range(size) if not self._store.check([f"renew/{rank}"])]
+
+    def _read(self, key: str) -> bytes | None:
+        return self._store.get(key) if self._store.check([key]) else None

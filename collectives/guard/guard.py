@@ -1,0 +1,204 @@
+"""Looks after one group on this rank: what is wrong is found, and all ranks hear of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from ..chain import place_in
+from ..state import tag_mix
+from .account import Account, Cause, Entry, entry_of
+from .judge import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..flight import Flight
+    from ..state import GroupState
+    from .board import Board
+    from .clerk import Clerk
+
+__all__ = ["Guard"]
+
+# Seconds that a note may take: the store answers in well under a millisecond, or not at all.
+_NOTE = 0.5
+_MANY = 32  # ranks that are asked where they are
+
+
+class Guard:
+    """The watch over one group.
+
+    Args:
+        rank: In the group.
+        size: Of the group.
+        state: What this rank has exchanged over it.
+        board: Where ranks leave notes for each other.
+        clerk: Who reads and writes them.
+        interrupt: Breaks every wait of this rank in the group, from any thread; the group cannot
+            be used after it.
+        alive: Whether the group still exists.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        state: GroupState,
+        board: Board,
+        clerk: Clerk,
+        *,
+        interrupt: Callable[[], None],
+        alive: Callable[[], bool],
+    ) -> None:
+        self.rank, self.size, self.state = rank, size, state
+        self.interrupt, self.alive = interrupt, alive
+        self._board, self._clerk = board, clerk
+        self._published: Flight | None = None
+        self._cause: Cause | None = None
+        self._left = ""
+
+    # -- called by the watchdog ------------------------------------------------------------------
+
+    def look(self, stall: float) -> None:
+        """See whether this rank is stuck, and why; what is proven breaks its wait."""
+        flight = self.state.waiting
+        if self._cause is not None:
+            return  # the wait has been broken
+        if flight is None or time.monotonic() - flight.begun < stall:
+            if flight is None and self._published is not None:
+                self._published = None
+                self._publish()
+            return
+        if self._published is not flight:
+            self._published = flight
+            self._publish()
+        cause = self._clerk.ask(lambda: self._find_cause(flight), _NOTE)
+        if cause is not None and self.state.waiting is flight:
+            self.fail(cause)
+
+    def _find_cause(self, flight: Flight) -> Cause | None:
+        cause = self._board.cause()
+        if cause is not None:
+            return cause
+        mine = self._account(flight)
+        for peer in flight.call.peers:
+            theirs = self._board.account(peer)
+            verdict = None if theirs is None else judge(mine, theirs)
+            if verdict is not None:
+                return self._board.report(verdict)
+        return None
+
+    def fail(self, cause: Cause) -> None:
+        """Break the waits of this rank; they raise ``cause``."""
+        self._cause = cause
+        self.state.broken = self.state.broken or cause.text
+        self.interrupt()
+
+    # -- called by the thread that exchanges, and by whoever aborts -----------------------------
+
+    def report(self, kind: str, text: str) -> Cause:
+        """Tell all ranks why the group fails; return what they were told first."""
+        cause = Cause(kind, self.rank, text)
+        self._cause = self._clerk.ask(lambda: self._board.report(cause), _NOTE) or cause
+        return self._cause
+
+    def cause(self, seconds: float) -> Cause | None:
+        """Return why the group failed; wait so long for another rank to say so."""
+        if self._cause is None:
+            self._cause = self._clerk.ask(lambda: self._await_cause(seconds), seconds + _NOTE)
+        return self._cause
+
+    def _await_cause(self, seconds: float) -> Cause | None:
+        end = time.monotonic() + seconds
+        while (cause := self._board.cause()) is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return cause
+
+    def leave(self, why: str) -> None:
+        """Tell the others that this rank exchanges no more over the group."""
+        self._left = why
+        self._publish()
+
+    def stay(self) -> None:
+        """Take :meth:`leave` back."""
+        if self._left:
+            self.leave("")
+
+    def farewell(self, peer: int) -> str:
+        """Return why another rank exchanges no more, if it has said so."""
+        theirs = self._clerk.ask(lambda: self._board.account(peer), _NOTE)
+        return "" if theirs is None else theirs.left
+
+    def whereabouts(self, peers: Sequence[int]) -> str:
+        """Say where the ranks are that keep ``peers``, and so this rank, waiting."""
+        found = self._clerk.ask(lambda: self._follow(peers), _NOTE)
+        if found is None:
+            return "the store does not answer either"
+        if not found:
+            return "the ranks wait for each other"
+        return "; ".join(_where(rank, account) for rank, account in found[:4])
+
+    def _follow(self, peers: Sequence[int]) -> list[tuple[int, Account | None]]:
+        """Follow the ranks that wait to those that do not."""
+        seen, queue = {self.rank}, list(peers)
+        found: list[tuple[int, Account | None]] = []
+        while queue and len(seen) <= _MANY:
+            rank = queue.pop(0)
+            if rank in seen:
+                continue
+            seen.add(rank)
+            account = self._board.account(rank)
+            waiting = None if account is None else account.waiting
+            if waiting is None:
+                found.append((rank, account))
+            else:
+                queue += [*waiting.sends, *waiting.awaits]
+        return found
+
+    def gather(self, seconds: float) -> list[int]:
+        """Meet the other ranks before the next generation; return those that did not come."""
+
+        def meet() -> list[int]:
+            self._board.call_for(self.rank)
+            end = time.monotonic() + seconds
+            while (missing := self._board.missing(self.size)) and time.monotonic() < end:
+                time.sleep(0.02)
+            return missing
+
+        everybody = list(range(self.size))
+        missing = self._clerk.ask(meet, seconds + _NOTE)
+        return [r for r in everybody if r != self.rank] if missing is None else missing
+
+    def _publish(self) -> None:
+        account = self._account(self._published)
+        self._clerk.ask(lambda: self._board.publish(account), _NOTE)
+
+    def _account(self, flight: Flight | None) -> Account:
+        traces = list(self.state.history)
+        entries: list[Entry] = []
+        waits = -1
+        for trace in traces:
+            where = ""
+            if flight is not None and trace is flight.trace:
+                waits = len(entries)
+                where = self._where(flight)
+            entries.append(entry_of(trace, tag_mix(trace.step, trace.sequence), where))
+        return Account(self.rank, tuple(entries), waits, self.state.sequence, self._left)
+
+    def _where(self, flight: Flight) -> str:
+        if flight.record is not None:
+            return flight.record.where
+        frame = sys._current_frames().get(self.state.thread)
+        return "" if frame is None else place_in(frame)
+
+
+def _where(rank: int, account: Account | None) -> str:
+    if account is not None and account.left:
+        return f"rank {rank} {account.left}"
+    if account is not None and account.elsewhere:
+        return f"rank {rank} waited in another group, in {account.elsewhere}"
+    return (
+        f"rank {rank} has not been stuck in an exchange of this group: it computes, is stopped, or"
+        " cannot be reached"
+    )

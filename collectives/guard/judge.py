@@ -1,0 +1,97 @@
+"""Compares two accounts, and speaks only on proof: slow is never taken for wrong.
+
+Three proofs. All of them rest on facts that cannot change any more, so it does not matter that an
+account may be some time old:
+
+1. The peer has posted an exchange of the number and phase that this rank waits for, and another
+   one: what this rank waits for will never come.
+2. The peer has left, or has numbered other exchanges since, without posting the one waited for.
+3. Each of the two waits for the other, in exchanges that the other has not posted. (A rank waits
+   in one exchange at a time: see ``GroupState.claim``.)
+
+A peer one ahead or behind that waits for a third rank is proof of nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .account import Cause
+
+if TYPE_CHECKING:
+    from .account import Account, Entry
+
+__all__ = ["compare", "judge"]
+
+
+def judge(mine: Account, theirs: Account) -> Cause | None:
+    """Return why what ``mine`` waits for can never come from the rank of ``theirs``.
+
+    Args:
+        mine: Of the rank that asks; it must be waiting.
+        theirs: Of a rank that it needs.
+
+    Returns:
+        The cause, in words for all ranks; ``None`` without proof.
+    """
+    waited = mine.waiting
+    if waited is None or not waited.needs(theirs.rank):
+        return None
+    same = theirs.find(waited.key)
+    if any(waited.fits(entry, mine.rank, theirs.rank) for entry in same):
+        return None  # posted: it comes, or it fails by itself
+    if same:
+        return _mismatch(mine, theirs, waited, same[-1])
+    if theirs.left:
+        return Cause(
+            "left",
+            mine.rank,
+            f"rank {mine.rank} waits in {waited.signature} for rank {theirs.rank}, which"
+            f" {theirs.left}",
+        )
+    passed = _instead_of(waited, theirs)
+    if passed is not None:
+        return _mismatch(mine, theirs, waited, passed)
+    other = theirs.waiting
+    if other is None or not other.needs(mine.rank):
+        return None
+    if any(other.fits(entry, theirs.rank, mine.rank) for entry in mine.find(other.key)):
+        return None  # this rank has done its part there
+    return _mismatch(mine, theirs, waited, other)
+
+
+def compare(mine: Entry, other: Entry) -> str:
+    """Say in which facts two exchanges differ."""
+    differences = mine.signature.differences(other.signature)
+    return "; ".join(differences) or "lanes, or facts too long to be shown"
+
+
+def _instead_of(waited: Entry, theirs: Account) -> Entry | None:
+    """Return what the peer has numbered like the exchange waited for, if it has.
+
+    Only forward numbers are consecutive: a backward has its forward's.
+    """
+    sequence, phase = waited.key
+    if phase not in ("forward", "tangent"):
+        return None
+    return next(
+        (
+            entry
+            for entry in theirs.entries
+            if entry.signature.sequence == sequence
+            and entry.signature.phase in ("forward", "tangent")
+        ),
+        None,
+    )
+
+
+def _mismatch(mine: Account, theirs: Account, waited: Entry, other: Entry) -> Cause:
+    verb = "waits in" if other is theirs.waiting else "ran" if other.done else "started"
+    return Cause(
+        "mismatch",
+        mine.rank,
+        f"the ranks are in different exchanges; {compare(waited, other)}"
+        f" (rank {mine.rank} / rank {theirs.rank})"
+        f"\n    rank {mine.rank} waits in {waited.signature}"
+        f"\n    rank {theirs.rank} {verb} {other.signature}\n",
+    )

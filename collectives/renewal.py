@@ -1,0 +1,65 @@
+"""A new process group for ranks that all outlived a failure."""
+
+from __future__ import annotations
+
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from torch import distributed as dist
+
+from .errors import ContextError, PeerLost
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from .guard import Guard
+
+__all__ = ["renew_group", "successor"]
+
+# By the group that failed. Exchanges over one group follow each other to the same new one.
+_SUCCESSORS: weakref.WeakKeyDictionary[ProcessGroup, ProcessGroup] = weakref.WeakKeyDictionary()
+
+
+def successor(group: ProcessGroup) -> ProcessGroup:
+    """Return the group that took the place of this one, or this one."""
+    while (newer := _SUCCESSORS.get(group)) is not None:
+        group = newer
+    return group
+
+
+def renew_group(group: ProcessGroup, guard: Guard | None, timeout: float, here: str) -> None:
+    """Make a group of the same ranks and let it take the place of ``group``.
+
+    Args:
+        group: That failed.
+        guard: Of it, through which the ranks meet first: ``new_group`` alone would wait for five
+            times its timeout for a rank that is gone, and name none.
+        timeout: Seconds to wait for all ranks.
+        here: For error texts.
+
+    Raises:
+        PeerLost: Not all ranks came; the text names those that did not.
+        ContextError: torch could not make the group.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    missing = [] if guard is None else guard.gather(timeout)
+    if missing:
+        raise PeerLost(
+            f"renew: expected all ranks within {timeout:g} s, but rank"
+            f" {', '.join(map(str, missing))} did not come {here}; where a process has ended, start"
+            " all again from the last checkpoint (torchrun --max-restarts does)"
+        )
+    try:
+        newer = dist.new_group(
+            ranks,
+            timeout=timedelta(seconds=timeout),
+            backend=dist.get_backend(group),
+            use_local_synchronization=group is not dist.group.WORLD,
+        )
+    except RuntimeError as error:
+        raise ContextError(
+            f"renew: torch could not make a new process group {here}: {error}; start all ranks"
+            " again from the last checkpoint"
+        ) from error
+    _SUCCESSORS[group] = newer
