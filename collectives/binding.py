@@ -99,12 +99,12 @@ class Binding:
         """Whether this process may go on using it: no fork in between, and the group exists."""
         return self.generation == _generation and self.alive()
 
-    def prepare(self) -> None:
+    def prepare(self, deadline: Deadline) -> None:
         """Put the group under guard, before the first exchange over it."""
         group, state = self.context.group, self.engine.state
         if not self.signed or group is None or self.engine.size == 1:
             return
-        guard = state.guard or attach(state, group, self.engine.device, self.deadline.seconds)
+        guard = state.guard or attach(state, group, self.engine.device, deadline.seconds)
         guard.stay()
 
     @property

@@ -66,7 +66,7 @@ def failure_of(
     hint = _skipped(engine, flight)
     here = f"(rank {engine.rank} of {engine.size})"
     if isinstance(error, CollectivesError):
-        return type(error)(f"{error} {here}{hint}") if hint else error
+        return type(error)(f"{error} {here}. {hint}") if hint else error
     if not isinstance(error, Exception):
         if guard is not None:
             guard.report("interrupted", f"rank {engine.rank} raised {type(error).__name__}")
@@ -84,15 +84,9 @@ def failure_of(
     if guard is not None:
         guard.interrupt()  # so that the neighbours need not wait for their own deadlines
     by = "" if cause.rank == engine.rank else f" [reported by rank {cause.rank}]"
-    text = f"{cause.text}{by}"
-    return _CLASSES.get(cause.kind, PeerLost)(
-        f"{signature} failed {elapsed}{hint}: {text}{_after(text)}{advice}".rstrip()
-    )
-
-
-def _after(text: str) -> str:
-    """Return what stands between a cause and the advice."""
-    return "\n" if "\n" in text else ". "
+    sentences = [f"{signature} failed {elapsed}: {cause.text}{by}", hint, advice]
+    between = "\n" if "\n" in cause.text else ". "
+    return _CLASSES.get(cause.kind, PeerLost)(between.join(filter(None, sentences)))
 
 
 def _found_here(
@@ -141,7 +135,7 @@ def _skipped(engine: Engine, flight: Flight) -> str:
     if not skipped:
         return ""
     return (
-        f"; this rank never ran the backward of {skipped[0]}: its loss does not depend on"
+        f"This rank never ran the backward of {skipped[0]}: its loss does not depend on"
         " it, so tie all exchanges to the loss: loss = exchange.join(loss)"
     )
 

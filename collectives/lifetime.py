@@ -155,7 +155,7 @@ class BoundLate:
     def _fail(self, kind: str, what: str) -> None:
         binding = self._bound()
         state, text = binding.engine.state, f"rank {binding.engine.rank} {what}"
-        binding.prepare()
+        binding.prepare(binding.deadline)
         state.broken = state.broken or text
         if state.guard is not None:
             state.guard.fail(state.guard.report(kind, text))

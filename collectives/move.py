@@ -137,7 +137,9 @@ def _prepare(
         outputs, structures = _flatten_like(binding, route.plan.op, like)
         key = (key, _key(outputs, structures))
     call = route.calls.get(key)
+    deadline = binding.deadline if timeout is None else deadline_of(timeout)
     if call is None:
+        binding.prepare(deadline)
         call = _make_call(binding, route, sent, inputs, structures, outputs)
         if len(route.calls) >= _MOST_CALLS:
             route.calls.clear()
@@ -145,7 +147,6 @@ def _prepare(
     outs = None if out is None else _flatten_out(binding, call, out, structures, inputs)
     if type(fill) is not int or fill != 0:
         check_fill(binding, call, fill)
-    deadline = binding.deadline if timeout is None else deadline_of(timeout)
     state.sequence += 1
     flight = Flight(engine, call, state.sequence, deadline, outs, fill)
     return flight, inputs, structures

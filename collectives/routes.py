@@ -41,7 +41,6 @@ def find_route(
     if route is None or shapes != "same":
         _check_shapes(shapes, operation)
         plan = make_plan(binding.topology, binding.engine.rank, operation, axis, offset, pairs)
-        binding.prepare()
         route = binding.routes[key] = Route(plan)
     return route
 

@@ -93,5 +93,5 @@ def _mismatch(mine: Account, theirs: Account, waited: Entry, other: Entry) -> Ca
         f"the ranks are in different exchanges; {compare(waited, other)}"
         f" (rank {mine.rank} / rank {theirs.rank})"
         f"\n    rank {mine.rank} waits in {waited.signature}"
-        f"\n    rank {theirs.rank} {verb} {other.signature}\n",
+        f"\n    rank {theirs.rank} {verb} {other.signature}",
     )

@@ -26,7 +26,7 @@ def describe(endings: Mapping[int, Ending], started: float) -> str:
             lines += _in_full(rank, size, ending, started)
         elif ending.kind == "raised":
             # Most often this only says that the first one hung up.
-            lines.append(f"rank {rank} failed after it: {_last_line(ending.text)}")
+            lines.append(f"rank {rank} failed after it: {_headline(ending.text)}")
         elif ending.kind == "skipped":
             lines.append(f"rank {rank} skipped: {ending.text}")
     return "\n".join(lines)
@@ -63,8 +63,12 @@ def _in_full(rank: int, size: int, ending: Ending, started: float) -> list[str]:
     return [f"{who} {ending.text}"]
 
 
-def _last_line(text: str) -> str:
-    return text.rstrip().rsplit("\n", 1)[-1][:200]
+def _headline(text: str) -> str:
+    """Return the first line of the error at the end of a traceback."""
+    lines = text.rstrip().splitlines()
+    frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
+    after = lines[frames[-1] + 1 :] if frames else lines
+    return next((line for line in after if not line.startswith(" ")), lines[-1])[:200]
 
 
 def _rule(title: str) -> str:

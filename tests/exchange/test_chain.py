@@ -182,9 +182,9 @@ def missing_join(adapter: Adapter) -> str:
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_a_missing_join_is_named_on_the_rank_that_made_it(size: int) -> None:
     culprit, *others = simulate(size, missing_join)
-    assert "this rank never ran the backward of shift(offset=-1, axis='ring')" in culprit
+    assert "This rank never ran the backward of shift(offset=-1, axis='ring')" in culprit
     assert all("rank 0 never ran the backward of exchange #2" in text for text in others)
-    assert not any("this rank never ran" in text for text in others)
+    assert not any("This rank never ran" in text for text in others)
 
 
 def one_rank_without_grad(adapter: Adapter) -> None:
