@@ -6,8 +6,7 @@ do, and neither is imported.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from collectives.discovery import (
     GroupChoice,
@@ -19,9 +18,9 @@ from collectives.discovery import (
 from collectives.errors import ArgumentError, ContextError
 from collectives.runtime import bind_group, default_group
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from .lightning_callback import ExchangeLike, exchange_callback
 
+if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
@@ -36,6 +35,15 @@ _TRAINER_HINT = (
 _FABRIC_HINT = "call fabric.launch() before the first exchange"
 
 
+class FitLoopLike(Protocol):
+    """What is read of a Trainer's loop over training batches."""
+
+    @property
+    def batch_idx(self) -> int:
+        """Number of the batch in this epoch; -1 before the first."""
+        ...
+
+
 class TrainerLike(RuntimeLike, Protocol):
     """What is read of a Trainer."""
 
@@ -47,6 +55,11 @@ class TrainerLike(RuntimeLike, Protocol):
     @property
     def global_step(self) -> int:
         """Optimizer steps so far."""
+        ...
+
+    @property
+    def fit_loop(self) -> FitLoopLike:
+        """Its loop over epochs."""
         ...
 
 
@@ -158,11 +171,17 @@ class LightningAdapter:
         )
 
     def step(self) -> tuple[int, ...]:
-        """Return (epoch, optimizer steps) of the Trainer; () without one."""
+        """Return epoch, optimizer steps and batch of the Trainer's fit; () without a Trainer.
+
+        They become part of the signature of every exchange, so that ranks out of step are found,
+        unless steps are marked by hand (``exchange.mark_step``).
+        """
         if self._module is not None and self._module.fabric is not None:
             return ()
         trainer = self._attached_trainer()
-        return () if trainer is None else (trainer.current_epoch, trainer.global_step)
+        if trainer is None:
+            return ()
+        return (trainer.current_epoch, trainer.global_step, trainer.fit_loop.batch_idx)
 
     def _attached_trainer(self) -> TrainerLike | None:
         if self._module is None:
@@ -171,124 +190,3 @@ class LightningAdapter:
             return self._module.trainer
         except RuntimeError:  # Lightning raises it while the module is not attached
             return None
-
-
-class ExchangeLike(Protocol):
-    """What the callback asks of an Exchange."""
-
-    def stats(self) -> Mapping[str, float]:
-        """Return counters by name."""
-        ...
-
-    def check_backward(self) -> None:
-        """Raise when only a part of the step's exchanges ran backward."""
-        ...
-
-    def mark_step(self, *numbers: int) -> None:
-        """Say which step begins."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything, for good."""
-        ...
-
-
-class _LoggerLike(Protocol):
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...
-
-
-class _LoggingTrainer(TrainerLike, Protocol):
-    @property
-    def log_every_n_steps(self) -> int: ...
-
-    @property
-    def loggers(self) -> Sequence[_LoggerLike]: ...
-
-
-CloseOn = Literal["never", "teardown"]
-_Callback = TypeVar("_Callback")
-
-
-def exchange_callback(
-    callback_class: type[_Callback],
-    exchange: ExchangeLike,
-    *,
-    log: bool = True,
-    close_on: CloseOn = "never",
-) -> _Callback:
-    """Make a callback of your own Lightning that looks after ``exchange``.
-
-    Convenience only: an Exchange with a :class:`LightningAdapter` works without it. Each training
-    batch it marks the step (epoch and optimizer steps), so that ranks out of step are found; after
-    each backward it checks that the exchanges ran backward too; and it hands the counters of rank 0
-    to the Trainer's loggers, as ``exchange/...``, every ``log_every_n_steps`` optimizer steps.
-
-    Args:
-        callback_class: ``Callback`` of ``lightning.pytorch`` or ``pytorch_lightning``.
-        exchange: To look after.
-        log: Log ``exchange.stats()``.
-        close_on: "teardown" closes the exchange when a stage ends, for good; "never" leaves it
-            usable for the next stage, as ``fit`` and then ``test`` on one module need.
-
-    Returns:
-        An instance of a subclass of ``callback_class``, for ``Trainer(callbacks=[...])`` or
-        ``configure_callbacks``. It can be pickled if ``exchange`` can.
-
-    Raises:
-        ArgumentError: ``callback_class`` is no Callback class.
-    """
-    if not _is_callback_class(callback_class):
-        raise ArgumentError(
-            "exchange_callback: expected the Callback class of your Lightning, got"
-            f" {describe(callback_class)}; pass L.Callback"
-        )
-    kind = type("ExchangeCallback", (_ExchangeHooks, callback_class), {"__module__": __name__})
-    return cast("_Callback", kind(callback_class, exchange, log=log, close_on=close_on))
-
-
-class _ExchangeHooks:
-    """The hooks, which :func:`exchange_callback` mixes into a Callback class."""
-
-    def __init__(
-        self, callback_class: type, exchange: ExchangeLike, *, log: bool, close_on: CloseOn
-    ) -> None:
-        super().__init__()
-        self._exchange = exchange
-        self._log = log
-        self._close_on = close_on
-        self._begin = 0  # optimizer steps before this batch
-        self._recipe = partial(exchange_callback, callback_class, log=log, close_on=close_on)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by recipe, as ddp_spawn needs: the class was made on the fly."""
-        return self._recipe, (self._exchange,)
-
-    def on_train_batch_start(self, trainer: TrainerLike, *_: object) -> None:
-        """Say which step begins."""
-        self._begin = trainer.global_step
-        self._exchange.mark_step(trainer.current_epoch, trainer.global_step)
-
-    def on_after_backward(self, *_: object) -> None:
-        """Find an exchange whose backward did not run, on the rank that made the mistake."""
-        self._exchange.check_backward()
-
-    def on_train_batch_end(self, trainer: _LoggingTrainer, *_: object) -> None:
-        """Log the counters, where the batch completed another ``log_every_n_steps`` steps.
-
-        Not by ``log_dict``: it costs milliseconds on every batch, logged or not.
-        """
-        every, end = trainer.log_every_n_steps, trainer.global_step
-        if not self._log or every == 0 or self._begin // every == end // every:
-            return
-        counters = {f"exchange/{name}": value for name, value in self._exchange.stats().items()}
-        for logger in trainer.loggers:
-            logger.log_metrics(counters, step=end - 1)  # steps of a logger count from 0
-
-    def teardown(self, *_: object, **__: object) -> None:
-        """Close the exchange, if that was asked for."""
-        if self._close_on == "teardown":
-            self._exchange.close()
-
-
-def _is_callback_class(candidate: object) -> bool:
-    return isinstance(candidate, type) and hasattr(candidate, "on_exception")

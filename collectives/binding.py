@@ -79,6 +79,7 @@ class Binding:
         routes: By operation and its arguments.
         digest: What all ranks must agree on about the topology.
         generation: Of the process: a fork makes a binding void.
+        step: Tells where the runtime's loop stands, where the adapter knows it.
     """
 
     engine: Engine
@@ -90,6 +91,7 @@ class Binding:
     routes: dict[object, Route] = field(default_factory=dict)
     digest: str = ""
     generation: int = field(default_factory=lambda: _generation)
+    step: Callable[[], tuple[int, ...]] | None = None
     alive: Callable[[], bool] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -86,6 +86,7 @@ class BoundLate:
             deadline=Deadline(self._timeout),
             last_size=self._last_size,
         )
+        self._binding.step = getattr(self._adapter, "step", None)
         self._last_size = self._binding.engine.size
         self._binding.engine.state.users.add(self)
         return self._binding
@@ -248,6 +249,7 @@ class BoundLate:
         _check_numbers(numbers)
         binding = self._bound()
         raise_left_over(binding)
+        binding.engine.state.marked = True
         binding.engine.state.mark_step(numbers)
         if binding.engine.state.guard is not None:
             watchdog().listen()  # somebody may have taken the signals over meanwhile

@@ -131,6 +131,8 @@ def _prepare(
         raise_left_over(binding)
     if state.thread != get_ident():
         state.claim(binding.here)
+    if binding.step is not None:
+        state.follow(binding.step())
     inputs, sent, key = _flatten(binding, route.plan.op, trees)
     outputs, structures = inputs, sent
     if like is not None:

@@ -48,6 +48,7 @@ class GroupState:
         self.chain = Chain()
         self.step: tuple[int, ...] = ()
         self.step_tag = 0
+        self.marked = False  # whether somebody called mark_step, who knows better than the adapter
         self.broken: str | None = None
         self.wreck: Flight | None = None
         self.dropped: list[Dropped] = []
@@ -81,6 +82,11 @@ class GroupState:
             )
         self._owner = threading.current_thread()
         self.thread = threading.get_ident()
+
+    def follow(self, numbers: tuple[int, ...]) -> None:
+        """Put the step that the runtime says into the signatures, unless somebody marks steps."""
+        if numbers != self.step and not self.marked:
+            self.mark_step(numbers)
 
     def mark_step(self, numbers: tuple[int, ...]) -> None:
         """Put the step into the signatures of what follows."""

@@ -14,7 +14,13 @@ import pytest
 import torch
 
 from adapters.lightning import exchange_callback
-from collectives.errors import ArgumentError, DeadExchange, ExchangeClosed
+from collectives.errors import (
+    ArgumentError,
+    DeadExchange,
+    ExchangeClosed,
+    ExchangeMismatch,
+    PeerLost,
+)
 from tests.support.probe import NAMESPACES, loader, probe_class, ring_class, trainer
 
 
@@ -32,6 +38,9 @@ class NotedExchange:
 
     def mark_step(self, *numbers: int) -> None:
         self.calls.append(numbers)
+
+    def abort(self, reason: str) -> None:
+        self.calls.append(f"abort: {reason}")
 
     def close(self) -> None:
         self.calls.append("close")
@@ -55,8 +64,8 @@ def test_it_is_a_callback_of_the_callers_lightning_and_follows_the_steps(namespa
     fit = run(namespace, callback, max_epochs=2)
     fit.fit(probe_class(namespace)(), loader(), loader())
     per_step = ["check_backward"]
-    steps: list[object] = [(0, 0), *per_step, (0, 1), *per_step]
-    steps += [(1, 2), *per_step, (1, 3), *per_step]
+    steps: list[object] = [(0, 0, 0), *per_step, (0, 1, 1), *per_step]
+    steps += [(1, 2, 0), *per_step, (1, 3, 1), *per_step]
     assert exchange.calls == steps
 
 
@@ -173,3 +182,40 @@ def test_a_step_that_forgets_join_is_named_in_the_step_that_did_it() -> None:
     with pytest.raises(DeadExchange, match="shift"):
         fit.fit(module, loader(), loader())
     assert fit.global_step == 0
+
+
+def raises_on_rank_1(rank: int) -> str:
+    class Raising(ring_class("lightning.pytorch")):  # type: ignore[misc]
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            if batch_idx == 1 and rank == 1:
+                raise ValueError("bad batch")
+            loss: torch.Tensor = super().training_step(batch)
+            return loss
+
+    module = Raising()
+    callback = exchange_callback(callback_class("lightning.pytorch"), module.exchange)
+    expected = ValueError if rank == 1 else PeerLost
+    with pytest.raises(expected, match="bad batch") as caught:
+        trainer("lightning.pytorch", callbacks=[callback]).fit(module, loader(), loader())
+    return str(caught.value)
+
+
+@pytest.mark.ranks(2, fresh=True)
+def test_an_exception_on_one_rank_reaches_the_others_at_once(rank: int) -> None:
+    text = raises_on_rank_1(rank)
+    assert rank == 1 or "rank 1 aborted: ValueError: bad batch [reported by rank 1]" in text
+
+
+@pytest.mark.ranks(2, fresh=True)
+def test_a_rank_that_leaves_out_a_batch_is_found_without_any_callback(rank: int) -> None:
+    class Skipping(ring_class("lightning.pytorch")):  # type: ignore[misc]
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            if batch_idx == 0 and rank == 1:
+                batch_loss: torch.Tensor = self.layer(batch[0]).mean()
+                return batch_loss
+            loss: torch.Tensor = super().training_step(batch)
+            return loss
+
+    fit = trainer("lightning.pytorch", accumulate_grad_batches=2)  # DDP waits for batch 1 only
+    with pytest.raises(ExchangeMismatch, match=r"step: \(0, 0, [01]\) / \(0, 0, [01]\)"):
+        fit.fit(Skipping(), loader(), loader())

@@ -17,7 +17,14 @@ from torch.distributed.distributed_c10d import _world
 from adapters.lightning import LightningAdapter
 from collectives.errors import ArgumentError, ContextError
 from tests.support.probe import NAMESPACES, fabric, loader, probe_class, trainer
-from tests.support.runtimes import FakeFabric, FakeModule, FakeStrategy, FakeTrainer, fake_world
+from tests.support.runtimes import (
+    FakeFabric,
+    FakeFitLoop,
+    FakeModule,
+    FakeStrategy,
+    FakeTrainer,
+    fake_world,
+)
 
 HOOKS = ["setup", "configure_optimizers", "training_step", "validation_step", "teardown"]
 
@@ -111,9 +118,9 @@ def test_a_mesh_axis_without_a_mesh_is_refused() -> None:
 
 
 def test_the_step_is_the_trainers() -> None:
-    trainer = FakeTrainer(current_epoch=2, global_step=17)
-    assert LightningAdapter(trainer).step() == (2, 17)
-    assert LightningAdapter(FakeModule(trainer)).step() == (2, 17)
+    trainer = FakeTrainer(current_epoch=2, global_step=17, fit_loop=FakeFitLoop(3))
+    assert LightningAdapter(trainer).step() == (2, 17, 3)
+    assert LightningAdapter(FakeModule(trainer)).step() == (2, 17, 3)
     assert LightningAdapter(FakeModule()).step() == ()
     assert LightningAdapter(FakeModule(trainer, fabric=FakeFabric())).step() == ()
 
@@ -157,7 +164,7 @@ def test_ddp_is_right_in_every_hook_and_both_lightnings(
     for context in module.found.values():
         assert (context.rank, context.size, context.group) == (rank, world_size, world)
         assert context.device == torch.device("cpu")
-    assert module.adapter.step() == (1, 2)
+    assert module.adapter.step() == (1, 2, 1)
 
 
 def threads() -> int:

@@ -38,6 +38,11 @@ class FakeStrategy:
 
 
 @dataclass
+class FakeFitLoop:
+    batch_idx: int = -1
+
+
+@dataclass
 class FakeTrainer:
     global_rank: int = 0
     world_size: int = 1
@@ -46,6 +51,7 @@ class FakeTrainer:
     strategy: FakeStrategy = field(default_factory=FakeStrategy)
     current_epoch: int = 0
     global_step: int = 0
+    fit_loop: FakeFitLoop = field(default_factory=FakeFitLoop)
 
 
 @dataclass
