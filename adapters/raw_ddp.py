@@ -7,7 +7,6 @@ existing group for this adapter.
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ from collectives.discovery import GroupChoice
 from collectives.errors import ArgumentError, ContextError, PeerLost
 from collectives.launcher import Launch, find_launch, unfinished_launch
 from collectives.runtime import bind_group, default_group, refuse_data_worker
-from collectives.transport.store import meeting
+from collectives.transport.start import start_group
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -108,8 +107,10 @@ class RawDDPAdapter:
         Called by every process of the job.
 
         Raises:
-            ContextError: The launcher's variables are incomplete, the ranks did not all come in
-                time, or this is a DataLoader worker.
+            ContextError: The launcher's variables are incomplete; the ranks did not all come in
+                time; they disagree on the size; two processes claim one rank, or two jobs meet at
+                one address; the address is in use or cannot be reached; torch cannot make the
+                group; or this is a DataLoader worker. The text says which, and what to do.
         """
         refuse_data_worker("script")
         if default_group() is None and not self._choice.alone:
@@ -195,16 +196,7 @@ class RawDDPAdapter:
             on_cpu = self._backend in ("gloo", "mpi")
             device = torch.device("cpu") if on_cpu else pick_device(launch.local_rank)
         set_current_device(device)
-        on_cpu = device.type == "cpu"
-        with meeting(launch, self._timeout) as store:
-            dist.init_process_group(
-                self._backend or ("gloo" if on_cpu else None),
-                store=store,
-                rank=launch.rank,
-                world_size=launch.size,
-                timeout=timedelta(seconds=self._timeout),
-                device_id=None if on_cpu else device,  # torch refuses the CPU here
-            )
+        start_group(launch, backend=self._backend, device=device, timeout=self._timeout)
 
 
 def _given_launch(rank: int | None, size: int | None) -> Launch | None:

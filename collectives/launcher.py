@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-__all__ = ["Launch", "find_launch", "find_place", "unfinished_launch"]
+__all__ = ["Launch", "find_job", "find_launch", "find_place", "restart_count", "unfinished_launch"]
 
 
 class Launch(NamedTuple):
@@ -81,6 +81,35 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
         if launch.local_rank is not None:
             return launch
     return started[0][1] if started else None
+
+
+def find_job(environ: Mapping[str, str]) -> str:
+    """Return what is the same on all processes of a job and differs between jobs; "" if unknown.
+
+    torchrun's default name, "none", tells nothing. Each node of a job may be started by an srun of
+    its own, so Slurm's step counts only where srun gave the ranks; the parts of a heterogeneous
+    job have numbers of their own, which tell nothing either.
+
+    Args:
+        environ: The process's environment.
+    """
+    run = environ.get("TORCHELASTIC_RUN_ID", "none")
+    if run not in ("", "none"):
+        return f"torchrun {run}"
+    launch = find_launch(environ)
+    if launch is not None and launch.launcher not in ("torchrun", "srun") and launch.job:
+        return f"{launch.launcher} {launch.job}"
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job or "SLURM_HET_SIZE" in environ:
+        return ""
+    by_srun = launch is not None and launch.launcher == "srun"
+    step = environ.get("SLURM_STEP_ID", "") if by_srun else ""
+    return f"Slurm {job}.{step}" if step else f"Slurm {job}"
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """Return how often torchrun has started the processes of this job anew."""
+    return _number(environ, "TORCHELASTIC_RESTART_COUNT") or 0
 
 
 def find_place(environ: Mapping[str, str], rank: int, size: int) -> tuple[int, int]:
