@@ -23,6 +23,8 @@ from .transport.group import GroupTransport
 from .transport.local import LocalTransport
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from .call import Call
     from .context import Context
     from .plan import Plan
@@ -101,12 +103,19 @@ class Binding:
         """Whether this process may go on using it: no fork in between, and the group exists."""
         return self.generation == _generation and self.alive()
 
+    @property
+    def guarded(self) -> ProcessGroup | None:
+        """The group, if it is one that a guard watches over."""
+        return self.context.group if self.signed and self.engine.size > 1 else None
+
     def prepare(self, deadline: Deadline) -> None:
         """Put the group under guard, before the first exchange over it."""
-        group, state = self.context.group, self.engine.state
-        if not self.signed or group is None or self.engine.size == 1:
+        group, state = self.guarded, self.engine.state
+        if group is None:
             return
-        guard = state.guard or attach(state, group, self.engine.device, deadline.seconds)
+        guard = state.guard or attach(
+            state, group, self.engine.device, self.digest, deadline.seconds
+        )
         guard.stay()
 
     @property

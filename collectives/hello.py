@@ -19,7 +19,7 @@ from typing import Protocol
 from .errors import CollectivesError, ContextError, ExchangeTimeout
 from .facts import Entry, Facts, Process, absence, disagreement, this_process
 
-__all__ = ["StoreLike", "greet"]
+__all__ = ["StoreLike", "decline", "greet"]
 
 # The process that holds the store may be one whose greeting failed: it stays until the others have
 # read why, but not longer than this, in seconds.
@@ -92,6 +92,14 @@ def greet(
         raise
     book.leave()
     return generation
+
+
+def decline(store: StoreLike, facts: Facts, *, label: str, reason: str) -> None:
+    """Tell ranks that greet, or will, that this one does not come; they raise ``reason``."""
+    me = this_process()
+    generation = store.add(f"{label}/{me.token}/{facts.rank}", 1)
+    book = _Book(store, f"{label}/{generation}", Entry.coming(facts, me))
+    book.write(book.mine.giving_up(reason, late=False))
 
 
 class _Book:

@@ -11,7 +11,7 @@ from . import autograd
 from .binding import Binding, TopologySource, bind_exchange
 from .deadline import Deadline, deadline_of
 from .errors import ArgumentError, CollectivesError, ExchangeClosed, ExchangeError
-from .guard import describe, watchdog
+from .guard import describe, stay_away, watchdog
 from .move import raise_left_over
 from .renewal import renew_group, successor
 from .topology import Mesh, Topology
@@ -156,10 +156,11 @@ class BoundLate:
     def _fail(self, kind: str, what: str) -> None:
         binding = self._bound()
         state, text = binding.engine.state, f"rank {binding.engine.rank} {what}"
-        binding.prepare(binding.deadline)
         state.broken = state.broken or text
         if state.guard is not None:
             state.guard.fail(state.guard.report(kind, text))
+        elif binding.guarded:
+            stay_away(binding.guarded, binding.digest, text, seconds=1.0)
 
     def renew(self, timeout: float = 60.0) -> None:
         """Go on over a new process group, after a failure that all ranks outlived.

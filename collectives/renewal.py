@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from torch import distributed as dist
-
 from .errors import ContextError, PeerLost
+from .transport.control import make_again
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -42,7 +40,6 @@ def renew_group(group: ProcessGroup, guard: Guard | None, timeout: float, here: 
         PeerLost: Not all ranks came; the text names those that did not.
         ContextError: torch could not make the group.
     """
-    ranks = dist.get_process_group_ranks(group)
     missing = [] if guard is None else guard.gather(timeout)
     if missing:
         raise PeerLost(
@@ -51,12 +48,7 @@ def renew_group(group: ProcessGroup, guard: Guard | None, timeout: float, here: 
             " all again from the last checkpoint (torchrun --max-restarts does)"
         )
     try:
-        newer = dist.new_group(
-            ranks,
-            timeout=timedelta(seconds=timeout),
-            backend=dist.get_backend(group),
-            use_local_synchronization=group is not dist.group.WORLD,
-        )
+        newer = make_again(group, timeout)
     except RuntimeError as error:
         raise ContextError(
             f"renew: torch could not make a new process group {here}: {error}; start all ranks"

@@ -8,8 +8,8 @@ exchange that succeeds.
 """
 
 from .account import Cause
-from .attach import attach
+from .attach import attach, stay_away
 from .guard import Guard
 from .watchdog import describe, watchdog
 
-__all__ = ["Cause", "Guard", "attach", "describe", "watchdog"]
+__all__ = ["Cause", "Guard", "attach", "describe", "stay_away", "watchdog"]

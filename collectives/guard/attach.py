@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING, cast
 
-from torch import distributed as dist
+import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # documented, not listed
 
 from .. import runtime
-from ..transport.group import break_connections
+from ..errors import ExchangeTimeout
+from ..facts import Facts
+from ..hello import decline, greet
+from ..launcher import find_job
+from ..transport.control import break_connections, open_store
 from .board import Board
+from .clerk import ClerkTimeoutError
 from .guard import Guard
 from .watchdog import watchdog
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed import ProcessGroup
 
     from ..state import GroupState
     from .board import StoreLike
 
-__all__ = ["attach"]
+__all__ = ["attach", "stay_away"]
+
+# Seconds beyond the timeout for the greeting to say by itself who is missing.
+_GRACE = 2.0
 
 
-def attach(state: GroupState, group: ProcessGroup, device: torch.device, timeout: float) -> Guard:
+def attach(
+    state: GroupState, group: ProcessGroup, device: torch.device, topology: str, timeout: float
+) -> Guard:
     """Say hello to the other ranks of the group, and watch over it from now on.
 
     Called by: every rank of the group, before its first exchange.
@@ -34,14 +44,32 @@ def attach(state: GroupState, group: ProcessGroup, device: torch.device, timeout
         state: Of the group.
         group: Of more than one rank.
         device: Of the tensors.
+        topology: Of the first exchange.
         timeout: Seconds to wait for the others.
 
     Raises:
         ContextError: The ranks do not agree on what this job is.
         ExchangeTimeout: Not all ranks came in time, or the store does not answer.
     """
-    dog = watchdog()
-    store = dog.clerk.call(lambda: _open_store(group, group.rank()), timeout)
+    dog, facts, given_up = watchdog(), _facts(group, topology), threading.Event()
+
+    def meet() -> Board:
+        # A group that is made again over the same store (a second fit) must not read what was
+        # left for the one before: each has a generation of its own.
+        store = open_store(group)
+        generation = greet(store, facts, timeout=timeout, label="hello", stop=given_up)
+        return Board(cast("StoreLike", PrefixStore(str(generation), store)))
+
+    try:
+        board = dog.clerk.call(meet, timeout + _GRACE)
+    except ClerkTimeoutError as error:
+        raise ExchangeTimeout(
+            f"hello: the rendezvous store did not answer within {timeout:g} s (rank {facts.rank} of"
+            f" {facts.size}): the process that holds it is stopped or cannot be reached; start all"
+            " ranks again"
+        ) from error
+    finally:
+        given_up.set()  # Ctrl-C comes here, and not to the thread that greets
     reference = weakref.ref(group)
 
     def interrupt() -> None:
@@ -54,30 +82,21 @@ def attach(state: GroupState, group: ProcessGroup, device: torch.device, timeout
         return found is not None and runtime.group_alive(found)
 
     guard = state.guard = Guard(
-        group.rank(),
-        group.size(),
-        state,
-        Board(cast("StoreLike", store)),
-        dog.clerk,
-        interrupt=interrupt,
-        alive=alive,
+        facts.rank, facts.size, state, board, dog.clerk, interrupt=interrupt, alive=alive
     )
     dog.add(guard)
     return guard
 
 
-def _open_store(group: ProcessGroup, rank: int) -> object:
-    """Return a store for notes of this life of the group.
-
-    The connection is one of our own: a wait of torch's own over a shared one would block it. A
-    group that is made again over the same store (a second fit, a restart by torchrun) must not
-    read what was left for the one before.
-    """
-    store = dist.distributed_c10d._get_default_store()
-    clone = getattr(store, "clone", None)
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    whole = PrefixStore(
-        f"torch-collectives/{attempt}/{group.group_name}", store if clone is None else clone()
+def stay_away(group: ProcessGroup, topology: str, reason: str, seconds: float) -> None:
+    """Tell ranks that wait for this one's hello that it will not come; takes so long at most."""
+    facts = _facts(group, topology)
+    watchdog().clerk.ask(
+        lambda: decline(open_store(group), facts, label="hello", reason=reason), seconds
     )
-    generation = whole.add(f"generation/{rank}", 1)
-    return PrefixStore(str(generation), whole)
+
+
+def _facts(group: ProcessGroup, topology: str) -> Facts:
+    return Facts(
+        group.rank(), group.size(), topology, job=find_job(os.environ), torch=torch.__version__
+    )

@@ -7,7 +7,6 @@ in one batch, whose order per pair of ranks is right without tags (see ``collect
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, cast
@@ -21,10 +20,7 @@ from . import Post, Work
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["GroupTransport", "break_connections", "failure_kind"]
-
-# Of no message: the digest that could make such a tag comes once in a thousand million.
-ABORT_TAG = 0x7FFFFFF0
+__all__ = ["GroupTransport", "failure_kind", "post_function"]
 
 _PostFunction = Callable[[list[torch.Tensor], int, int], Work]
 
@@ -49,8 +45,8 @@ class GroupTransport:
         self.size = group.size()
         # A size-1 group never sends, and some have no backend to ask.
         backend = group._get_backend(device) if self.size > 1 else group
-        self.send = _post_function(backend, "send")
-        self.recv = _post_function(backend, "recv")
+        self.send = post_function(backend, "send")
+        self.recv = post_function(backend, "recv")
         if batched is None:
             batched = bool(getattr(backend, "supports_coalescing", device.type == "cuda"))
         self.batch = self._batch if batched else None
@@ -79,33 +75,9 @@ class GroupTransport:
         """Nothing to let go of: the group belongs to its maker."""
 
 
-def break_connections(group: ProcessGroup, device: torch.device) -> None:
-    """Make every wait of this process in the group fail at once; from any thread.
-
-    gloo has no call for it: ``abort()``, ``shutdown()`` and ``destroy_process_group()`` all leave a
-    thread in its wait. But a receive that times out breaks all pairs of the group, so one does,
-    for a message that nobody sends. Other backends have an ``abort()`` that works.
-    """
-    backend = group._get_backend(device)
-    if not isinstance(backend, dist.ProcessGroupGloo):
-        with contextlib.suppress(Exception):
-            getattr(backend, "abort")()  # noqa: B009 - not in the stubs
-        return
-    nothing, recv = torch.empty(1, dtype=torch.uint8), _post_function(backend, "recv")
-    for peer in range(group.size()):
-        if peer == group.rank():
-            continue
-        try:
-            work = recv([nothing], peer, ABORT_TAG)
-        except RuntimeError:
-            continue  # that pair is closed already
-        with contextlib.suppress(RuntimeError):
-            work.wait(timedelta(milliseconds=1))
-        return
-
-
-def _post_function(backend: object, name: Literal["send", "recv"]) -> _PostFunction:
-    return cast("_PostFunction", getattr(backend, name))  # not in torch's stubs
+def post_function(backend: object, name: Literal["send", "recv"]) -> _PostFunction:
+    """Return a method of a backend that torch's stubs do not list."""
+    return cast("_PostFunction", getattr(backend, name))
 
 
 class _StreamWork:

@@ -18,7 +18,6 @@ from collectives.errors import (
     ArgumentError,
     DeadExchange,
     ExchangeClosed,
-    ExchangeMismatch,
     PeerLost,
 )
 from tests.support.probe import NAMESPACES, loader, probe_class, ring_class, trainer
@@ -204,18 +203,3 @@ def raises_on_rank_1(rank: int) -> str:
 def test_an_exception_on_one_rank_reaches_the_others_at_once(rank: int) -> None:
     text = raises_on_rank_1(rank)
     assert rank == 1 or "rank 1 aborted: ValueError: bad batch [reported by rank 1]" in text
-
-
-@pytest.mark.ranks(2, fresh=True)
-def test_a_rank_that_leaves_out_a_batch_is_found_without_any_callback(rank: int) -> None:
-    class Skipping(ring_class("lightning.pytorch")):  # type: ignore[misc]
-        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-            if batch_idx == 0 and rank == 1:
-                batch_loss: torch.Tensor = self.layer(batch[0]).mean()
-                return batch_loss
-            loss: torch.Tensor = super().training_step(batch)
-            return loss
-
-    fit = trainer("lightning.pytorch", accumulate_grad_batches=2)  # DDP waits for batch 1 only
-    with pytest.raises(ExchangeMismatch, match=r"step: \(0, 0, [01]\) / \(0, 0, [01]\)"):
-        fit.fit(Skipping(), loader(), loader())

@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _world
 
 from adapters.lightning import LightningAdapter
-from collectives.errors import ArgumentError, ContextError
+from collectives import Exchange, Ring
+from collectives.errors import ArgumentError, ContextError, ExchangeMismatch
 from tests.support.probe import NAMESPACES, fabric, loader, probe_class, trainer
 from tests.support.runtimes import (
     FakeFabric,
@@ -123,6 +124,20 @@ def test_the_step_is_the_trainers() -> None:
     assert LightningAdapter(FakeModule(trainer)).step() == (2, 17, 3)
     assert LightningAdapter(FakeModule()).step() == ()
     assert LightningAdapter(FakeModule(trainer, fabric=FakeFabric())).step() == ()
+
+
+@pytest.mark.ranks(2, fresh=True)
+def test_a_rank_that_leaves_out_a_batch_is_found_by_the_trainers_step(rank: int) -> None:
+    trainer = FakeTrainer(global_rank=rank, world_size=2)
+    exchange = Exchange(Ring, LightningAdapter(trainer), timeout=10)
+
+    def epoch() -> None:
+        for trainer.fit_loop.batch_idx in range(2):
+            if (trainer.fit_loop.batch_idx, rank) != (0, 1):
+                exchange.shift(torch.zeros(1))
+
+    with pytest.raises(ExchangeMismatch, match=r"step: \(0, 0, [01]\) / \(0, 0, [01]\)"):
+        epoch()
 
 
 @pytest.mark.parametrize(
