@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from .account import Account, Cause, read_account, read_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
 __all__ = ["Board", "StoreLike"]
 
@@ -25,7 +25,7 @@ class StoreLike(Protocol):
         """Read a key that is there."""
         ...
 
-    def check(self, keys: Sequence[str], /) -> bool:
+    def check(self, keys: list[str], /) -> bool:
         """Whether all keys are there; does not wait."""
         ...
 
