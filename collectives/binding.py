@@ -81,6 +81,7 @@ class Binding:
         routes: By operation and its arguments.
         digest: What all ranks must agree on about the topology.
         generation: Of the process: a fork makes a binding void.
+        owner: Number of the Exchange on its group, in the order of their first calls; 0 before.
         step: Tells where the runtime's loop stands, where the adapter knows it.
     """
 
@@ -93,6 +94,7 @@ class Binding:
     routes: dict[object, Route] = field(default_factory=dict)
     digest: str = ""
     generation: int = field(default_factory=lambda: _generation)
+    owner: int = 0
     step: Callable[[], tuple[int, ...]] | None = None
     alive: Callable[[], bool] = field(init=False)
 
@@ -111,12 +113,11 @@ class Binding:
     def prepare(self, deadline: Deadline) -> None:
         """Put the group under guard, before the first exchange over it."""
         group, state = self.guarded, self.engine.state
-        if group is None:
-            return
-        guard = state.guard or attach(
-            state, group, self.engine.device, self.digest, deadline.seconds
-        )
-        guard.stay()
+        if group is not None and state.guard is None:
+            attach(state, group, self.engine.device, self.digest, deadline.seconds)
+        if not self.owner:
+            state.owners += 1
+            self.owner = state.owners
 
     @property
     def here(self) -> str:

@@ -56,6 +56,7 @@ class Call:
             differentiate): it takes part in matching.
         phase: Index into ``signature.PHASES``.
         signed: Put the signature's digest into the tags.
+        owner: Number of the Exchange on its group, in the order of their first calls.
 
     Inputs and outputs are numbered through all lanes. ``send_singles`` and ``recv_singles`` hold
     the tensors that go by themselves, ``send_packs`` and ``recv_packs`` the rest, ``copies`` pairs
@@ -73,10 +74,11 @@ class Call:
         grad: bool = False,
         phase: int = 0,
         signed: bool = True,
+        owner: int = 0,
     ) -> None:
         self.plan, self.sends, self.recvs = plan, sends, recvs
         self.name, self.topology, self.grad, self.phase = name, topology, grad, phase
-        self.signed = signed
+        self.signed, self.owner = signed, owner
         self.inputs = [leaf for lane in sends for leaf in lane]
         self.outputs = [leaf for lane in recvs for leaf in lane]
         self.differentiable_inputs = _differentiable(self.inputs)
@@ -215,6 +217,7 @@ class Call:
             grad=self.grad,
             phase=phase,
             signed=self.signed,
+            owner=self.owner,
         )
 
     def signature(self, sequence: int, step: tuple[int, ...], where: str) -> Signature:

@@ -88,7 +88,6 @@ class BoundLate:
         )
         self._binding.step = getattr(self._adapter, "step", None)
         self._last_size = self._binding.engine.size
-        self._binding.engine.state.users.add(self)
         return self._binding
 
     def __getstate__(self) -> dict[str, object]:
@@ -124,8 +123,8 @@ class BoundLate:
     def close(self) -> None:
         """End this Exchange; the process group stays. Idempotent.
 
-        Neighbours that still wait for this rank get an error at once (:class:`PeerLost`), where
-        it was the last Exchange of the group on this rank.
+        Neighbours that wait for an exchange that this rank has left out get an error within a
+        second or two (:class:`PeerLost`).
 
         Raises:
             PendingDropped: A Pending of its group was thrown away without ``wait()``.
@@ -134,9 +133,8 @@ class BoundLate:
         if binding is None or closed or not binding.valid():
             return
         state = binding.engine.state
-        state.users.discard(self)
-        if state.guard is not None and not state.users and state.broken is None:
-            state.guard.leave(f"closed its exchange after {state.sequence} exchanges")
+        if state.guard is not None and state.broken is None:
+            state.guard.close(binding.owner)
         binding.engine.transport.close()
         if state.dropped:
             raise_left_over(binding)

@@ -229,6 +229,7 @@ def _make_call(
         topology=binding.digest,
         grad=differentiable and torch.is_grad_enabled(),
         signed=binding.signed,
+        owner=binding.owner,
     )
 
 

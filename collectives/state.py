@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 import zlib
 from collections import deque
 from dataclasses import dataclass
@@ -56,7 +55,7 @@ class GroupState:
         self.history: deque[Trace] = deque(maxlen=KEPT)
         self.waiting: Flight | None = None  # read by the watchdog
         self.guard: Guard | None = None
-        self.users: weakref.WeakSet[object] = weakref.WeakSet()  # Exchanges that are not closed
+        self.owners = 0  # Exchanges that have exchanged over it
         self.thread = 0  # the one that exchanges
         self._owner: threading.Thread | None = None
 

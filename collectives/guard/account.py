@@ -40,6 +40,7 @@ class Entry:
         sends: Tags of what leaves, by the rank that gets it.
         awaits: Tags of what arrives, by the rank that it comes from.
         done: Whether everything has been moved.
+        owner: Number of its Exchange on the group.
     """
 
     signature: Signature
@@ -47,6 +48,7 @@ class Entry:
     sends: Tags
     awaits: Tags
     done: bool
+    owner: int
 
     @property
     def key(self) -> tuple[int, str]:
@@ -76,6 +78,7 @@ class Account:
         waits: Index of the one that it waits for; -1: none.
         count: Exchanges that it has numbered so far.
         left: Why it will exchange no more; empty while it may.
+        closed: Numbers of its Exchanges that will exchange no more.
         elsewhere: What it waits for in another group, in words.
     """
 
@@ -84,6 +87,7 @@ class Account:
     waits: int = -1
     count: int = 0
     left: str = ""
+    closed: tuple[int, ...] = ()
     elsewhere: str = ""
 
     @property
@@ -143,6 +147,7 @@ def entry_of(trace: Trace, mix: int, where: str = "") -> Entry:
         sends=_tags(call.sent, mix),
         awaits=_tags(call.awaited, mix),
         done=trace.ended > 0,
+        owner=call.owner,
     )
 
 
@@ -159,6 +164,7 @@ def read_account(text: str | bytes) -> Account | None:
             waits=_as(int, data["waits"]),
             count=_as(int, data["count"]),
             left=_cut(_as(str, data["left"])),
+            closed=tuple(_as(int, owner) for owner in _as(list, data["closed"])),
             elsewhere=_cut(_as(str, data["elsewhere"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -205,6 +211,7 @@ def _read_entry(data: dict[str, object]) -> Entry:
         sends=_read_tags(data["sends"]),
         awaits=_read_tags(data["awaits"]),
         done=_as(bool, data["done"]),
+        owner=_as(int, data["owner"]),
     )
 
 

@@ -57,6 +57,7 @@ class Guard:
         self._published: Flight | None = None
         self._cause: Cause | None = None
         self._left = ""
+        self._closed: tuple[int, ...] = ()
 
     # -- called by the watchdog ------------------------------------------------------------------
 
@@ -120,10 +121,10 @@ class Guard:
         self._left = why
         self._publish()
 
-    def stay(self) -> None:
-        """Take :meth:`leave` back."""
-        if self._left:
-            self.leave("")
+    def close(self, owner: int) -> None:
+        """Tell the others that one Exchange of this rank exchanges no more."""
+        self._closed += (owner,)
+        self._publish()
 
     def farewell(self, peer: int) -> str:
         """Return why another rank exchanges no more, if it has said so."""
@@ -184,7 +185,9 @@ class Guard:
                 waits = len(entries)
                 where = self._where(flight)
             entries.append(entry_of(trace, tag_mix(trace.step, trace.sequence), where))
-        return Account(self.rank, tuple(entries), waits, self.state.sequence, self._left)
+        return Account(
+            self.rank, tuple(entries), waits, self.state.sequence, self._left, self._closed
+        )
 
     def _where(self, flight: Flight) -> str:
         if flight.record is not None:

@@ -42,12 +42,14 @@ def judge(mine: Account, theirs: Account) -> Cause | None:
         return None  # posted: it comes, or it fails by itself
     if same:
         return _mismatch(mine, theirs, waited, same[-1])
-    if theirs.left:
+    left = theirs.left
+    if waited.owner in theirs.closed:
+        left = f"closed that Exchange after {theirs.count} exchanges of the group"
+    if left:
         return Cause(
             "left",
             mine.rank,
-            f"rank {mine.rank} waits in {waited.signature} for rank {theirs.rank}, which"
-            f" {theirs.left}",
+            f"rank {mine.rank} waits in {waited.signature} for rank {theirs.rank}, which {left}",
         )
     passed = _instead_of(waited, theirs)
     if passed is not None:

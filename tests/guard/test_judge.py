@@ -36,11 +36,14 @@ def entry(
     both_ways: bool = True,
     grad: bool = False,
     done: bool = False,
+    owner: int = 1,
 ) -> Entry:
     ring = Ring(size, periodic=periodic)
     plan = plan_exchange(ring, rank, 0) if both_ways else plan_shift(ring, rank, 0, offset)
     lanes = ((Leaf(shape, dtype),),) * len(plan.lanes)
-    call = Call(plan, lanes, lanes, name=name, topology=repr(ring), grad=grad, phase=phase)
+    call = Call(
+        plan, lanes, lanes, name=name, topology=repr(ring), grad=grad, phase=phase, owner=owner
+    )
     trace = Trace(call, sequence, step, begun=1.0)
     trace.ended = 2.0 * done
     return entry_of(trace, tag_mix(step, sequence), "train.py:7")
@@ -98,6 +101,14 @@ def test_a_rank_that_has_left_is_proof() -> None:
     text = verdict(account(1, entry(1, 4, done=True), entry(1, 5)), left)
     assert text.startswith("left: rank 1 waits in exchange #5")
     assert text.endswith("for rank 2, which closed its exchange after 4")
+
+
+def test_a_rank_that_closed_the_exchange_is_proof_and_another_exchange_is_not() -> None:
+    closed = Account(2, (entry(2, 4, done=True),), count=4, closed=(1,))
+    text = verdict(account(1, entry(1, 4, done=True), entry(1, 5)), closed)
+    assert text.startswith("left: ")
+    assert text.endswith("rank 2, which closed that Exchange after 4 exchanges of the group")
+    assert judge(account(1, entry(1, 4, done=True), entry(1, 5, owner=2)), closed) is None
 
 
 def test_a_rank_that_left_after_it_posted_its_part_is_no_proof() -> None:
@@ -174,7 +185,9 @@ def test_anything_else_is_no_account_and_no_cause(value: object) -> None:
     assert read_cause(json.dumps(value)) is None
 
 
-@given(st.sampled_from(["rank", "entries", "waits", "count", "left", "elsewhere"]), anything)
+@given(
+    st.sampled_from(["rank", "entries", "waits", "count", "left", "closed", "elsewhere"]), anything
+)
 def test_an_account_with_one_wrong_field_is_none_or_still_one(field: str, value: object) -> None:
     data = json.loads(account(2, entry(2, 4)).dumps())
     read = read_account(json.dumps({**data, field: value}))
