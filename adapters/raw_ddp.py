@@ -15,6 +15,7 @@ from torch import distributed as dist
 from collectives.devices import pick_device, set_current_device, with_index
 from collectives.discovery import GroupChoice
 from collectives.errors import ArgumentError, ContextError, PeerLost
+from collectives.guard import tell_all
 from collectives.launcher import Launch, find_launch, unfinished_launch
 from collectives.runtime import bind_group, default_group, refuse_data_worker
 from collectives.transport.start import start_group
@@ -128,11 +129,14 @@ class RawDDPAdapter:
     ) -> None:
         """Wait for all ranks and destroy the group, if it was made here and the block ended well.
 
-        After an error it stays: peers may be stuck in it, and the process is about to end.
+        After an error it stays: peers may be stuck in it, and the process is about to end. They are
+        told, so that their exchanges fail at once.
 
         Raises:
             PeerLost: Another rank did not come to the end of its block.
         """
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            tell_all(error)
         made, self._made = self._made, None
         if made is None or kind is not None or default_group() is not made:
             return

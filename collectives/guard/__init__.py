@@ -10,6 +10,6 @@ exchange that succeeds.
 from .account import Cause
 from .attach import attach, stay_away
 from .guard import Guard
-from .watchdog import describe, watchdog
+from .watchdog import describe, tell_all, watchdog
 
-__all__ = ["Cause", "Guard", "attach", "describe", "stay_away", "watchdog"]
+__all__ = ["Cause", "Guard", "attach", "describe", "stay_away", "tell_all", "watchdog"]

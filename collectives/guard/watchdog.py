@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..flight import Flight
     from .guard import Guard
 
-__all__ = ["Watchdog", "describe", "stall_limit", "watchdog"]
+__all__ = ["Watchdog", "describe", "stall_limit", "tell_all", "watchdog"]
 
 _POLL = 0.25  # seconds between two looks, at most
 _PATIENCE = 0.5  # seconds that an exchange may go on after a signal
