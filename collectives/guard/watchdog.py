@@ -14,9 +14,11 @@ import signal
 import sys
 import threading
 import time
+import warnings
 import weakref
 from typing import TYPE_CHECKING
 
+from ..errors import ExchangeError
 from .clerk import Clerk
 from .wakeup import Wakeup
 
@@ -97,11 +99,23 @@ class Watchdog:
         while not self._stopping:
             self._hear(self._wakeup.wait(min(_POLL, self._stall / 2)))
             for guard in self.guards():
-                if guard.alive():
-                    guard.look(self._stall)
-                else:
+                try:
+                    self._look_after(guard)
+                except Exception as error:  # noqa: BLE001 - the other groups still need it
                     self._guards.discard(guard)
-                    self._bury(guard)
+                    warnings.warn(
+                        f"collectives: a group is not watched any more (rank {guard.rank} of"
+                        f" {guard.size}), because of {describe(error)}; please report this",
+                        RuntimeWarning,
+                        stacklevel=1,
+                    )
+
+    def _look_after(self, guard: Guard) -> None:
+        if guard.alive():
+            guard.look(self._stall)
+        else:
+            self._guards.discard(guard)
+            self._bury(guard)
 
     def _bury(self, guard: Guard) -> None:
         """Tell the others at once that this rank destroyed the group.
@@ -137,6 +151,14 @@ def _in_main_thread(guard: Guard) -> bool:
 
 
 _watchdog: list[Watchdog] = []
+
+
+def tell_all(error: BaseException) -> None:
+    """Fail the exchanges of all groups of this process, on all ranks, because of an error here."""
+    if isinstance(error, ExchangeError) or not _watchdog:
+        return  # that one they know
+    for guard in _watchdog[0].guards():
+        guard.fail(guard.report("raised", f"rank {guard.rank} raised {describe(error)}"))
 
 
 def watchdog() -> Watchdog:
