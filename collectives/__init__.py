@@ -17,6 +17,7 @@ General layout; imports go only downwards:
 ``move``, ``checks``    from trees to calls and back; what is refused on the way
 ``exchange``            Exchange, what users call; ``lifetime``, ``binding``, ``routes`` serve it
 ``compat``              drop-in names for people who come from open_clip
+``record``              the flight record; ``cli`` is ``python -m collectives``
 ``testing``             simulate(), check_adjoint(), a pytest plugin
 """
 
