@@ -16,6 +16,7 @@ MODULES = (
     "collectives.exchange",
     "collectives.record.values",
     "collectives.record.words",
+    "collectives.steps",
     "collectives.testing.adjoint",
     "collectives.testing.simulate",
 )
