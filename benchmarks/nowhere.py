@@ -40,6 +40,7 @@ class Nowhere:
     size: int
     batch: None = None
     announce: None = None
+    label: str = "nowhere"
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> _Done:
         """Send nothing."""

@@ -17,6 +17,8 @@ General layout; imports go only downwards:
 ``move``, ``checks``    from trees to calls and back; what is refused on the way
 ``exchange``            Exchange, what users call; ``lifetime``, ``binding``, ``routes`` serve it
 ``compat``              drop-in names for people who come from open_clip
+``steps``               even_steps, a loop that ends on all ranks at once
+``record``              the flight record; ``cli`` is ``python -m collectives``
 ``testing``             simulate(), check_adjoint(), a pytest plugin
 """
 
@@ -26,6 +28,7 @@ from .context import Context as Context
 from .exchange import Exchange as Exchange
 from .pending import Pending as Pending
 from .received import Received as Received
+from .steps import even_steps as even_steps
 from .topology import Graph as Graph
 from .topology import Mesh as Mesh
 from .topology import Ring as Ring

@@ -16,6 +16,7 @@ from .deadline import Deadline
 from .engine import Engine
 from .errors import ContextError, TopologyError
 from .guard import attach
+from .record import FlightRecord, take
 from .renewal import successor
 from .state import GroupState
 from .topology import Topology
@@ -118,6 +119,17 @@ class Binding:
         if not self.owner:
             state.owners += 1
             self.owner = state.owners
+
+    def flight_record(self) -> FlightRecord:
+        """Return what the group remembers of its last exchanges on this rank."""
+        engine = self.engine
+        return take(
+            engine.state,
+            rank=engine.rank,
+            size=engine.size,
+            group=engine.transport.label,
+            topology=self.digest,
+        )
 
     @property
     def here(self) -> str:

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from .call import Call, Specs
     from .plan import Plan
 
-__all__ = ["PLAIN", "check_fill", "check_lanes", "check_out", "is_wrapped", "memory_of", "plain"]
+__all__ = [
+    "PLAIN",
+    "check_fill",
+    "check_lanes",
+    "check_loss",
+    "check_numbers",
+    "check_out",
+    "is_wrapped",
+    "memory_of",
+    "plain",
+]
 
 is_wrapped = _functorch.is_functorch_wrapped_tensor
 
@@ -129,6 +139,18 @@ def _wrong_buffer(binding: Binding, call: Call, leaf: Leaf, buffer: Tensor) -> s
         f"{op}: out= shares memory with a tensor that is sent, with another buffer, or with one of"
         f" an exchange that has not been waited for {binding.here}; give each a memory of its own"
     )
+
+
+def check_loss(loss: object) -> None:
+    """Refuse what no gradient can come from."""
+    if not isinstance(loss, Tensor) or not (loss.is_floating_point() or loss.is_complex()):
+        raise ArgumentError(f"join: expected a floating-point tensor, got {loss!r}")
+
+
+def check_numbers(numbers: tuple[object, ...]) -> None:
+    """Refuse steps that are no numbers: they would not be alike on all ranks."""
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+        raise ArgumentError(f"mark_step: expected ints, such as epoch and step, got {numbers}")
 
 
 def memory_of(x: Tensor) -> int:

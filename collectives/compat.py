@@ -26,7 +26,7 @@ from . import runtime
 from .binding import Binding, Route, bind_exchange
 from .deadline import Deadline
 from .errors import ArgumentError
-from .lifetime import join_chain
+from .joining import join_chain
 from .move import move
 from .plan import LEFTWARD, RIGHTWARD, Lane, Plan
 from .topology import Graph

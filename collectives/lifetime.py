@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 
-from . import autograd
 from .binding import Binding, TopologySource, bind_exchange
+from .checks import check_numbers
 from .deadline import Deadline, deadline_of
 from .errors import ArgumentError, CollectivesError, ExchangeClosed, ExchangeError
 from .guard import describe, stay_away, watchdog
+from .joining import join_chain
 from .move import raise_left_over
 from .renewal import renew_group, successor
 from .topology import Mesh, Topology
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
     import torch
 
     from .context import Adapter
+    from .record import FlightRecord
 
-__all__ = ["BoundLate", "join_chain"]
+__all__ = ["BoundLate"]
 
 E = TypeVar("E", bound="BoundLate")
 
@@ -78,7 +81,13 @@ class BoundLate:
         if self._closed:
             raise ExchangeClosed(f"{self!r} was closed; make a new one")
         self._binding = None
-        self._binding = bind_exchange(
+        self._binding = self._new_binding()
+        self._binding.step = getattr(self._adapter, "step", None)
+        self._last_size = self._binding.engine.size
+        return self._binding
+
+    def _new_binding(self) -> Binding:
+        return bind_exchange(
             self._adapter.context(),
             self._topology,
             name=self._name,
@@ -86,9 +95,6 @@ class BoundLate:
             deadline=Deadline(self._timeout),
             last_size=self._last_size,
         )
-        self._binding.step = getattr(self._adapter, "step", None)
-        self._last_size = self._binding.engine.size
-        return self._binding
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_binding": None}
@@ -245,7 +251,7 @@ class BoundLate:
             DeadExchange: As :meth:`check_backward`.
             PendingDropped: A Pending was thrown away without ``wait()``.
         """
-        _check_numbers(numbers)
+        check_numbers(numbers)
         binding = self._bound()
         raise_left_over(binding)
         binding.engine.state.marked = True
@@ -262,31 +268,23 @@ class BoundLate:
             ``bytes_received``, ``seconds`` (from posting to arrival, summed). Copies within the
             rank are not counted.
         """
-        counters = self._bound().engine.counters
-        return {
-            "exchanges": counters.exchanges,
-            "messages_sent": counters.messages_sent,
-            "bytes_sent": counters.bytes_sent,
-            "bytes_received": counters.bytes_received,
-            "seconds": counters.seconds,
-        }
+        return asdict(self._bound().engine.counters)
 
+    def flight_record(self) -> FlightRecord:
+        """Return what this rank's group remembers of its last 64 exchanges, to be saved as JSON.
 
-def join_chain(binding: Binding, loss: Tensor) -> Tensor:
-    """Tie the chain of a group to ``loss`` and cut it; see :meth:`BoundLate.join`."""
-    _check_loss(loss)
-    raise_left_over(binding)
-    if not is_grad_enabled() or autograd.transformed():
-        return loss  # a torch.func transform owns the graph that it differentiates
-    token = binding.engine.state.chain.take()
-    return loss if token is None else autograd.join(loss, token)
+        Operations, names, shapes and times, never values. ``python -m collectives flight-record``
+        reads the files of all ranks together and says who was where.
 
+        Called by: any rank, at any time, after a failure too. Nothing is exchanged. Exchanges over
+        one group share one record.
 
-def _check_loss(loss: object) -> None:
-    if not isinstance(loss, Tensor) or not (loss.is_floating_point() or loss.is_complex()):
-        raise ArgumentError(f"join: expected a floating-point tensor, got {loss!r}")
-
-
-def _check_numbers(numbers: tuple[object, ...]) -> None:
-    if not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
-        raise ArgumentError(f"mark_step: expected ints, such as epoch and step, got {numbers}")
+        Raises:
+            ExchangeClosed: The Exchange was closed.
+            ContextError: It was never used, and the adapter knows no rank yet.
+        """
+        if self._closed:
+            raise ExchangeClosed(f"{self!r} was closed; take its flight record before close()")
+        # Not kept where it is new: a record is no first use.
+        binding = self._binding if self._binding is not None else self._new_binding()
+        return binding.flight_record()

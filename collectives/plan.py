@@ -31,6 +31,7 @@ __all__ = [
     "Recv",
     "Send",
     "check_plans",
+    "plan_dissemination",
     "plan_exchange",
     "plan_permute",
     "plan_shift",
@@ -159,6 +160,25 @@ def plan_permute(size: int, rank: int, pairs: Sequence[tuple[int, int]]) -> Plan
     source = next((s for s, d in pairs if d == rank), None)
     op = f"permute({', '.join(f'{s}->{d}' for s, d in sorted(pairs))})"
     return Plan(op, rank, size, (Lane(0, destination, source),))
+
+
+def plan_dissemination(op: str, size: int, rank: int) -> tuple[Plan, ...]:
+    """Return the rounds after which every rank has heard of every other: ceil(log2(size)).
+
+    In round k what a rank knows goes to rank + 2**k. Where the size is no power of two some ranks
+    are heard of twice: right for a minimum or a maximum, not for a sum.
+
+    Source: the dissemination barrier (Hensgen, Finkel and Manber, 1988).
+    """
+    return tuple(
+        Plan(
+            f"{op}, round {number + 1} of {(size - 1).bit_length()}",
+            rank,
+            size,
+            (Lane(0, (rank + 2**number) % size, (rank - 2**number) % size),),
+        )
+        for number in range((size - 1).bit_length())
+    )
 
 
 def _check_pairs(size: int, rank: int, pairs: Sequence[tuple[int, int]]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import ContextError
+from .folder import private_folder
 
 try:
     import fcntl
@@ -108,15 +108,10 @@ def _first_host(hosts: str) -> str:
 def _path(job: str) -> Path:
     if not _has_locks:
         raise ContextError(f"rendezvous: this system has no file locks; {_REMEDY}")
-    folder = Path(tempfile.gettempdir()) / f"torch-collectives-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise ContextError(
-            f"rendezvous: expected {folder} to be a folder that only this user can enter;"
-            f" remove it, or {_REMEDY}"
-        )
-    return folder / re.sub(r"[^\w.-]", "_", job)
+    try:
+        return private_folder() / re.sub(r"[^\w.-]", "_", job)
+    except PermissionError as error:
+        raise ContextError(f"rendezvous: {error}; remove it, or {_REMEDY}") from error
 
 
 def _read_if_locked(path: Path) -> str | None:

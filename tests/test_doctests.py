@@ -12,7 +12,14 @@ import collectives
 from collectives import testing
 
 # Those of the topologies run in tests/collectives/test_topology.py.
-MODULES = ("collectives.exchange", "collectives.testing.adjoint", "collectives.testing.simulate")
+MODULES = (
+    "collectives.exchange",
+    "collectives.record.values",
+    "collectives.record.words",
+    "collectives.steps",
+    "collectives.testing.adjoint",
+    "collectives.testing.simulate",
+)
 NAMES = {
     "torch": torch,
     **{name: getattr(collectives, name) for name in ("Exchange", "Mesh", "Ring")},

@@ -74,6 +74,11 @@ class Transport(Protocol):
         """Told the signature of each exchange before its messages are posted; None: not wanted."""
         ...
 
+    @property
+    def label(self) -> str:
+        """Tells the group from others of the job, in a flight record."""
+        ...
+
     def alive(self) -> bool:
         """Whether the group still exists (cheap: asked before each exchange)."""
         ...

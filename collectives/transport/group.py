@@ -67,6 +67,12 @@ class GroupTransport:
         # NCCL's Work.wait(timeout) would block the host; its own watchdog keeps the deadline.
         return [_StreamWork(work) for work in dist.batch_isend_irecv(ops)] if ops else ()
 
+    @property
+    def label(self) -> str:
+        """Tells the group from others: alike on all its ranks."""
+        is_default = self.group is runtime.default_group()
+        return "default" if is_default else f"group-{self.group.group_name}"
+
     def alive(self) -> bool:
         """Whether the group has not been destroyed."""
         return self.group in self._groups

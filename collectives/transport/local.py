@@ -27,6 +27,7 @@ class LocalTransport:
     size = 1
     batch = None
     announce = None
+    label = "alone"
 
     def __init__(self, *, alone: bool = False) -> None:
         self._alone = alone

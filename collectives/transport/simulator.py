@@ -231,6 +231,8 @@ class SimulatedTransport:
         """Take note of the exchange whose messages follow."""
         self._world.announce(self._rank, signature)
 
+    label = "simulation"
+
     def alive(self) -> bool:
         """Whether the simulated run still goes on."""
         return not self._world.ended
