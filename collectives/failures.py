@@ -17,6 +17,7 @@ from .errors import (
     PeerLost,
 )
 from .guard import Cause
+from .record import dump, take
 from .transport.group import failure_kind
 
 if TYPE_CHECKING:
@@ -83,8 +84,18 @@ def failure_of(
         advice = f"{_SAME}." if cause.kind == "mismatch" else ""
     if guard is not None:
         guard.interrupt()  # so that the neighbours need not wait for their own deadlines
+    path = dump(
+        take(
+            state,
+            rank=engine.rank,
+            size=engine.size,
+            group=engine.transport.label,
+            failure=cause.text,
+        )
+    )
     by = "" if cause.rank == engine.rank else f" [reported by rank {cause.rank}]"
-    sentences = [f"{signature} failed {elapsed}: {cause.text}{by}", hint, advice]
+    record = "" if path is None else f"Flight record: {path}"
+    sentences = [f"{signature} failed {elapsed}: {cause.text}{by}", hint, advice, record]
     between = "\n" if "\n" in cause.text else ". "
     return _CLASSES.get(cause.kind, PeerLost)(between.join(filter(None, sentences)))
 

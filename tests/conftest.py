@@ -11,6 +11,9 @@ import torch.distributed as dist
 pytest_plugins = ["collectives.testing.plugin", "pytester", "tests.support.worlds"]
 
 
+os.environ["COLLECTIVES_FLIGHT_RECORD"] = "off"  # tests that fail on purpose leave no files
+
+
 @pytest.fixture(autouse=True)
 def process_stays_clean() -> Iterator[None]:
     before = _environ()

@@ -8,14 +8,13 @@ import weakref
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # documented, not listed
 
 from .. import runtime
 from ..errors import ExchangeTimeout
 from ..facts import Facts
 from ..hello import decline, greet
 from ..launcher import find_job
-from ..transport.control import break_connections, open_store
+from ..transport.control import break_connections, open_store, page
 from .board import Board
 from .clerk import ClerkTimeoutError
 from .guard import Guard
@@ -58,7 +57,7 @@ def attach(
         # left for the one before: each has a generation of its own.
         store = open_store(group)
         generation = greet(store, facts, timeout=timeout, label="hello", stop=given_up)
-        return Board(cast("StoreLike", PrefixStore(str(generation), store)))
+        return Board(cast("StoreLike", page(store, generation)))
 
     try:
         board = dog.clerk.call(meet, timeout + _GRACE)

@@ -99,23 +99,23 @@ class Watchdog:
         while not self._stopping:
             self._hear(self._wakeup.wait(min(_POLL, self._stall / 2)))
             for guard in self.guards():
-                try:
-                    self._look_after(guard)
-                except Exception as error:  # noqa: BLE001 - the other groups still need it
-                    self._guards.discard(guard)
-                    warnings.warn(
-                        f"collectives: a group is not watched any more (rank {guard.rank} of"
-                        f" {guard.size}), because of {describe(error)}; please report this",
-                        RuntimeWarning,
-                        stacklevel=1,
-                    )
+                self._look_after(guard)
 
     def _look_after(self, guard: Guard) -> None:
-        if guard.alive():
-            guard.look(self._stall)
-        else:
+        try:
+            if guard.alive():
+                guard.look(self._stall)
+            else:
+                self._guards.discard(guard)
+                self._bury(guard)
+        except Exception as error:  # noqa: BLE001 - the other groups still need this thread
             self._guards.discard(guard)
-            self._bury(guard)
+            warnings.warn(
+                f"collectives: a group is not watched any more (rank {guard.rank} of {guard.size}),"
+                f" because of {describe(error)}; please report this",
+                RuntimeWarning,
+                stacklevel=1,
+            )
 
     def _bury(self, guard: Guard) -> None:
         """Tell the others at once that this rank destroyed the group.

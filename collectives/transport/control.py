@@ -16,7 +16,7 @@ from .group import post_function
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["break_connections", "make_again", "open_store"]
+__all__ = ["break_connections", "make_again", "open_store", "page"]
 
 # Of no message: the digest that could make such a tag comes once in a thousand million.
 ABORT_TAG = 0x7FFFFFF0
@@ -70,3 +70,8 @@ def open_store(group: ProcessGroup) -> PrefixStore:
     return PrefixStore(
         f"torch-collectives/{attempt}/{group.group_name}", store if clone is None else clone()
     )
+
+
+def page(store: PrefixStore, generation: int) -> PrefixStore:
+    """Return the part of a group's store for one of its lives."""
+    return PrefixStore(str(generation), store)
