@@ -1,0 +1,221 @@
+"""Leaving, aborting and going on, on ranks over gloo; tests/faults has what needs processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from adapters.raw_ddp import RawDDPAdapter
+from collectives import Exchange, Ring
+from collectives.errors import ArgumentError, ContextError, ExchangeClosed, ExchangeError, PeerLost
+
+SIZES = (2, 3, 5)
+
+
+def ring(name: str = "kv", timeout: float = 20.0) -> Exchange:
+    return Exchange(Ring, RawDDPAdapter(), name=name, timeout=timeout)
+
+
+def one(rank: int) -> torch.Tensor:
+    return torch.tensor([float(rank)])
+
+
+def go_round(exchange: Exchange) -> None:
+    """Shift once for each rank: one that is far away may finish some before it hears."""
+    for _ in range(exchange.size):
+        exchange.shift(torch.ones(1))
+
+
+@pytest.mark.ranks(1, *SIZES)
+def test_an_abort_fails_the_exchanges_of_all_ranks_and_says_why(rank: int, world_size: int) -> None:
+    exchange = ring()
+    exchange.shift(one(rank))
+    if rank == world_size - 1:
+        exchange.abort("the loss is NaN")
+    began = time.monotonic()
+    with pytest.raises(ExchangeError, match=f"rank {world_size - 1} aborted: the loss is NaN"):
+        go_round(exchange)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.ranks(2, 3)
+def test_an_abort_from_another_thread_ends_a_wait(rank: int) -> None:
+    exchange = ring()
+    exchange.shift(one(rank))
+    if rank == 0:
+        threading.Timer(0.2, exchange.abort, ["enough"]).start()
+        with pytest.raises(PeerLost, match="rank 0 aborted: enough"):
+            exchange.shift(one(rank))
+    else:
+        time.sleep(1.0)
+
+
+@pytest.mark.ranks(2, 3)
+def test_an_abort_before_the_first_exchange_reaches_ranks_that_wait_in_theirs(rank: int) -> None:
+    exchange = ring()
+    if rank == 0:
+        time.sleep(0.2)
+        exchange.abort("no data")
+    else:
+        with pytest.raises(ContextError, match=r"rank 0 .*gave up: rank 0 aborted: no data"):
+            exchange.shift(one(rank))
+
+
+@pytest.mark.ranks(1, *SIZES)
+def test_an_error_in_a_with_block_stays_what_it_is_and_is_told(rank: int, world_size: int) -> None:
+    culprit = rank == world_size - 1
+
+    def program() -> None:
+        with ring() as exchange:
+            exchange.shift(one(rank))
+            if culprit:
+                raise ValueError("bad batch")
+            go_round(exchange)
+
+    with pytest.raises(ValueError if culprit else PeerLost, match="bad batch") as caught:
+        program()
+    assert culprit or f"rank {world_size - 1} raised ValueError: bad batch" in str(caught.value)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_a_with_block_that_ends_well_closes(rank: int) -> None:
+    with ring() as exchange:
+        exchange.shift(one(rank))
+    with pytest.raises(ExchangeClosed):
+        exchange.shift(one(rank))
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_closed_exchange_is_named_to_ranks_that_go_on(rank: int) -> None:
+    exchange = ring()
+    exchange.shift(one(rank))
+    if rank == 0:
+        exchange.close()
+        time.sleep(3.0)  # alive, so that no closed connection tells it
+        return
+    with pytest.raises(PeerLost, match="rank 0, which closed that Exchange after 1 exchanges"):
+        exchange.exchange(to_left=one(rank), to_right=one(rank))
+
+
+@pytest.mark.ranks(2, 3)
+def test_an_exchange_made_after_a_closed_one_raises_no_alarm(rank: int, world_size: int) -> None:
+    first = ring("first")
+    first.shift(one(rank))
+    first.close()
+    if rank == 0:
+        time.sleep(2.5)  # others wait for longer than the stall limit
+    second = ring("first")
+    assert second.shift(one(rank)).item() == (rank - 1) % world_size
+
+
+@pytest.mark.ranks(1, *SIZES)
+def test_all_ranks_go_on_after_renew(rank: int, world_size: int) -> None:
+    first, second = ring("first"), ring("second")
+    first.shift(one(rank))
+    second.shift(one(rank))
+    if rank == 0:
+        first.abort("to begin anew")
+    with pytest.raises(ExchangeError, match="to begin anew"):
+        go_round(second)
+    for exchange in (first, second):
+        exchange.renew(timeout=20.0)
+        for _ in range(3):
+            assert exchange.shift(one(rank)).item() == (rank - 1) % world_size
+        x = one(rank).requires_grad_()
+        exchange.join((exchange.shift(x) * (rank + 1)).sum()).backward()
+        assert x.grad is not None
+        assert x.grad.item() == (rank + 1) % world_size + 1
+    assert ring().shift(one(rank)).item() == (rank - 1) % world_size  # a new one follows
+
+
+@pytest.mark.ranks(3)
+def test_renewed_twice_over_a_group_of_some_ranks(rank: int) -> None:
+    pair = dist.new_group([0, 2])
+    if rank == 1:
+        return
+    exchange = Exchange(Ring, RawDDPAdapter(group=pair), timeout=20.0)
+    for generation in range(2):
+        exchange.shift(one(rank))
+        if rank == 0:
+            exchange.abort(f"number {generation}")
+        with pytest.raises(ExchangeError, match=f"number {generation}"):
+            exchange.shift(one(rank))
+        exchange.renew(timeout=20.0)
+    assert exchange.shift(one(rank)).item() == 2 - rank
+
+
+@pytest.mark.ranks(2, 3)
+def test_renew_names_the_ranks_that_do_not_come(rank: int, world_size: int) -> None:
+    exchange = ring()
+    exchange.shift(one(rank))
+    if rank == world_size - 1:
+        exchange.abort("I go home")
+        time.sleep(1.5)
+        return
+    with pytest.raises(ExchangeError):
+        go_round(exchange)
+    with pytest.raises(PeerLost, match=rf"within 1 s, but rank {world_size - 1} did not come"):
+        exchange.renew(timeout=1.0)
+
+
+@pytest.mark.ranks(1, 2)
+def test_renew_refuses_a_timeout_that_is_none() -> None:
+    with pytest.raises(ArgumentError, match="timeout must be"):
+        ring().renew(timeout=0)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_a_second_thread_is_refused_and_the_first_goes_on(rank: int, world_size: int) -> None:
+    exchange, refused = ring(), []
+    exchange.shift(one(rank))
+
+    def second() -> None:
+        try:
+            exchange.shift(one(rank))
+        except ExchangeError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=second, name="loader")
+    thread.start()
+    thread.join()
+    assert "exchange in thread 'loader': this group belongs to thread 'MainThread'" in refused[0]
+    assert exchange.shift(one(rank)).item() == (rank - 1) % world_size
+
+
+@pytest.mark.ranks(2)
+def test_a_thread_takes_over_from_one_that_has_ended(rank: int) -> None:
+    exchange, arrived = ring(), []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: arrived.append(exchange.shift(one(rank)).item()))
+        thread.start()
+        thread.join()
+    assert arrived == [1 - rank] * 2
+
+
+@pytest.mark.ranks(2)
+def test_the_watchdog_and_the_clerk_are_the_only_threads(rank: int) -> None:
+    exchanges = [ring(str(n)) for n in range(5)]
+    for exchange in exchanges:
+        exchange.shift(one(rank))
+    ours = [t.name.rpartition("-")[0] for t in threading.enumerate() if "collectives" in t.name]
+    assert sorted(ours) == ["collectives-clerk", "collectives-watchdog"]
+
+
+@pytest.mark.ranks(3)
+def test_the_guard_of_a_destroyed_group_is_forgotten(rank: int) -> None:
+    from collectives.guard import watchdog
+
+    for _ in range(3):
+        group = dist.new_group([0, 1, 2])
+        Exchange(Ring, RawDDPAdapter(group=group)).shift(one(rank))
+        dist.barrier()
+        dist.destroy_process_group(group)
+        del group
+    deadline = time.monotonic() + 10
+    while len(watchdog().guards()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert watchdog().guards() == []
