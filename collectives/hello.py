@@ -84,11 +84,9 @@ def greet(
     book.write(book.mine)
     try:
         _wait_for_all(book, timeout, stop or threading.Event())
-    except ExchangeTimeout:
-        book.leave(after=len({entry.process for entry in book.entries}))
-        raise
-    except ContextError:
-        book.leave(after=facts.size)
+    except CollectivesError as error:
+        came = len({entry.process for entry in book.entries})
+        book.leave(after=came if isinstance(error, ExchangeTimeout) else max(came, facts.size))
         raise
     book.leave()
     return generation

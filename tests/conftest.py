@@ -8,7 +8,16 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-pytest_plugins = ["collectives.testing.plugin", "pytester", "tests.support.worlds"]
+pytest_plugins = [
+    "collectives.testing.plugin",
+    "pytester",
+    "tests.support.starts",
+    "tests.support.worlds",
+]
+
+# torch's store asks for the name of every address that connects to it: a resolver that drops such
+# a question would hold it for 5 s, beyond what tests of deadlines allow.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 os.environ["COLLECTIVES_FLIGHT_RECORD"] = "off"  # tests that fail on purpose leave no files

@@ -155,6 +155,8 @@ class _Start:
 
     def _connect(self, store: Store) -> None:
         self.watch.awaited = f"all ranks to connect over {self.backend or 'the default backend'}"
+        # torch names groups by a counter, and a start that failed has left it behind on one rank.
+        dist.distributed_c10d._world.group_count = 0
         try:
             dist.init_process_group(
                 self.backend,
@@ -212,6 +214,8 @@ def _explain(text: str) -> str:
             f" address where a host's own name resolves to one: {text}; set GLOO_SOCKET_IFNAME to"
             f" the interface by which the hosts reach each other (this one has {interfaces})"
         )
+    if "wait timeout" in text:
+        return f"a rank came, but did not get as far as to connect: {text}; see its own output"
     return f"torch cannot make the process group: {text}"
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.launcher import find_launch, find_place, unfinished_launch
+from collectives.launcher import (
+    find_job,
+    find_launch,
+    find_place,
+    restart_count,
+    unfinished_launch,
+)
 
 TORCHRUN = {
     "RANK": "3",
@@ -161,3 +167,27 @@ def test_the_place_comes_from_the_launcher_only_if_it_speaks_of_the_same_rank() 
     assert find_place({**TORCHRUN, "NODE_RANK": "0"}, 2, 3) == (1, 0)
     assert find_place({"LOCAL_RANK": "1", "NODE_RANK": "2"}, 5, 6) == (1, 2)
     assert find_place({}, 5, 6) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ""),
+        (TORCHRUN, ""),  # torchrun's default name, which every job has
+        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "42"}, "torchrun 42"),
+        ({**SRUN, "TORCHELASTIC_RUN_ID": "42"}, "torchrun 42"),
+        (OPEN_MPI, "Open MPI prterun-host-17@1"),
+        (SRUN, "Slurm 8652.2"),
+        ({**SRUN, **TORCHRUN}, "Slurm 8652"),  # each node may have a step of its own
+        ({**SRUN, "SLURM_HET_SIZE": "2"}, ""),  # each part has a number of its own
+    ],
+)
+def test_a_job_is_told_from_others_by_what_all_its_ranks_share(
+    environ: dict[str, str], expected: str
+) -> None:
+    assert find_job(environ) == expected
+
+
+def test_the_first_attempt_is_number_0_whoever_started_it() -> None:
+    assert restart_count({}) == restart_count({"TORCHELASTIC_RESTART_COUNT": "0"}) == 0
+    assert restart_count({"TORCHELASTIC_RESTART_COUNT": "3"}) == 3

@@ -37,6 +37,9 @@ def test_a_process_that_nobody_launched_is_alone_and_gets_no_group() -> None:
         ({"RANK": "1"}, "RANK=1 is set, WORLD_SIZE is not"),
         ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "WORLD_SIZE=2 is set, RANK is not"),
         ({"LOCAL_RANK": "1"}, "LOCAL_RANK=1 is set, RANK and WORLD_SIZE are not"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is not below WORLD_SIZE=2"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK: expected a number, got '-1'"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE: expected a number, got 'two'"),
     ],
 )
 def test_incomplete_variables_are_named_and_local_rank_is_never_the_rank(
@@ -58,6 +61,30 @@ def test_without_an_address_processes_on_several_hosts_are_told_to_set_one(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ContextError, match="MASTER_ADDR and MASTER_PORT"), RawDDPAdapter():
         pytest.fail("joined nobody")
+
+
+@pytest.mark.parametrize("port", ["", "http", "0", "65536", "-1"])
+def test_a_port_that_is_none_is_refused_at_once(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with (
+        pytest.raises(ContextError, match=f"MASTER_PORT: expected a number.*, got '{port}'"),
+        RawDDPAdapter(rank=1, size=2),
+    ):
+        pytest.fail("joined at no port")
+
+
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl", "carrier-pigeon"])
+def test_a_backend_that_torch_was_built_without_is_refused_before_anybody_waits(
+    backend: str,
+) -> None:
+    if "nccl" in backend and dist.is_nccl_available():
+        pytest.skip("this torch has NCCL")
+    with (
+        pytest.raises(ContextError, match=r"backend=.*was built with,.*gloo.*leave backend= out"),
+        RawDDPAdapter(rank=0, size=2, backend=backend, device="cpu"),
+    ):
+        pytest.fail("joined without a backend")
 
 
 def test_used_before_the_group_is_made_it_says_what_to_write(

@@ -135,20 +135,6 @@ def free_slurm_step() -> int:
     pytest.skip("no free port")
 
 
-@pytest.mark.ranks(1, backend=None)
-def test_an_address_in_use_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning-AI/pytorch-lightning#2537 and many more: "Address already in use"."""
-    with socket.socket() as other:
-        other.bind(("", 0))
-        other.listen()
-        env(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=other.getsockname()[1])
-        with (
-            pytest.raises(ContextError, match=r"(?s)rank 0 of 2.*leave --master-port"),
-            RawDDPAdapter(rank=0, size=2, device="cpu", timeout=5),
-        ):
-            pytest.fail("two servers on one port")
-
-
 @pytest.mark.ranks(2, backend=None)
 def test_a_rank_that_does_not_come_is_an_error_in_time(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,7 +142,10 @@ def test_a_rank_that_does_not_come_is_an_error_in_time(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if rank == 0:
         with (
-            pytest.raises(ContextError, match=r"did not all meet within 0\.2 s \(rank 0 of 2\)"),
+            pytest.raises(
+                ContextError,
+                match=r"rank 1 did not come within 0\.\d+ s: 1 of 2 came \(rank 0 of 2",
+            ),
             RawDDPAdapter(rank=0, size=2, device="cpu", timeout=0.2),
         ):
             pytest.fail("met nobody")

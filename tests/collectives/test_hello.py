@@ -205,10 +205,10 @@ def test_two_groups_in_one_store_do_not_see_each_other() -> None:
         "null",
         "7",
         json.dumps({"rank": 1}),
-        Entry(Facts(1, 2), process("b")).dump().replace('"rank": 1', '"rank": true'),
-        Entry(Facts(1, 2), process("b")).dump().replace('"job": ""', '"job": 3'),
+        Entry(Facts(0, 1), process("b")).dump().replace('"rank": 0', '"rank": true'),
+        Entry(Facts(0, 1), process("b")).dump().replace('"job": ""', '"job": 3'),
         json.dumps(
-            {"padding": "x" * 70_000, **json.loads(Entry(Facts(1, 2), process("b")).dump())}
+            {"padding": "x" * 70_000, **json.loads(Entry(Facts(0, 1), process("b")).dump())}
         ),
     ],
 )
@@ -216,7 +216,7 @@ def test_what_no_rank_wrote_is_refused_with_its_beginning(written: str) -> None:
     store = HashStore()
     store.add("group/1/entries", 1)
     store.set("group/1/1", written)
-    (text,) = texts(meet(store, [Facts(1, 2)]), ContextError)
+    (text,) = texts(meet(store, [Facts(0, 1)]), ContextError)
     assert "expected entries of ranks in the store, got b" in text
     assert len(text) < 500
 
