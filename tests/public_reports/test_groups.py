@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Mesh, Ring, compat
-from collectives.errors import ArgumentError, ContextError
+from collectives.errors import ArgumentError, ContextError, ExchangeTimeout
 from collectives.testing import simulate
 from collectives.testing.pool import RankPool
 from tests.support.modules import Holder
@@ -91,6 +93,55 @@ def test_a_rank_that_is_no_member_is_refused_at_its_first_exchange(rank: int) ->
                 call()
     else:
         assert exchange.shift(one(rank)).item() == 1 - rank
+
+
+@pytest.mark.ranks(4)
+def test_the_axes_of_a_mesh_need_no_group_that_a_rank_could_fail_to_make(rank: int) -> None:
+    """C62: new_group by members only. cornstarch-org/Cornstarch#76,
+    vllm-project/llm-compressor#2869."""
+    groups = dist.distributed_c10d._world.pg_map
+    before = len(groups)
+    exchange = Exchange(Mesh((2, 2), axes=("row", "column"), periodic=True), RawDDPAdapter())
+    assert exchange.shift(one(rank), axis="row").item() == (rank + 2) % 4
+    assert exchange.shift(one(rank), axis="column").item() == rank ^ 1
+    assert len(groups) == before
+
+
+@pytest.mark.ranks(3)
+def test_a_group_that_its_members_alone_have_made_can_be_exchanged_over(rank: int) -> None:
+    """C62. pytorch/pytorch#134314, pytorch/pytorch#28247, pytorch/pytorch#124268."""
+    if rank == 1:
+        return
+    group = dist.new_group([0, 2], use_local_synchronization=True)
+    exchange = Exchange(Ring, RawDDPAdapter(group))
+    assert exchange.shift(one(rank)).item() == 2 - rank
+
+
+@pytest.mark.ranks(4)
+def test_members_that_do_not_come_to_the_first_exchange_are_named(rank: int) -> None:
+    """C62: who waits for a rank that never comes is told which one, at the deadline."""
+    group = group_of([0, 1, 3])
+    if rank in (0, 1):
+        exchange = Exchange(Ring, RawDDPAdapter(group), timeout=0.5)
+        with pytest.raises(ExchangeTimeout, match=r"rank 2 did not come within .*2 of 3 came"):
+            exchange.shift(one(rank))
+    dist.barrier()
+
+
+@pytest.mark.ranks(3, fresh=True)
+def test_in_the_plain_form_members_wait_for_who_did_not_call_new_group(rank: int) -> None:
+    """C62, control: the members' call returns, and the next one of all ranks does not."""
+    if rank < 2:
+        dist.new_group([0, 1])
+    call = threading.Thread(target=make_group_of_all, daemon=True)
+    call.start()
+    call.join(1.5)
+    assert call.is_alive() or rank == 2
+
+
+def make_group_of_all() -> None:
+    with suppress(RuntimeError):  # of the rank that reads addresses of the members' group
+        dist.new_group([0, 1, 2])
 
 
 @pytest.mark.ranks(2)
