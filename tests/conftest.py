@@ -7,6 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
+from hypothesis import settings
+
+# The machine is busy with ranks, so an example may take its time; and a run is like any other.
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
 
 pytest_plugins = [
     "collectives.testing.plugin",
