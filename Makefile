@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help .venv demo test lint bench
+.PHONY: help .venv demo test faults lint bench
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[.a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ demo: .venv ## Train the same model in Lightning, Fabric and torchrun (RANKS=2, 
 
 test: .venv ## Run the tests (ARGS="-k ring" runs some of them)
 	$(BIN)/python -m pytest $(ARGS)
+
+faults: .venv ## Play every fault that is looked after, and print what came of it (ARGS=SIGKILL: some of them)
+	$(BIN)/python -m tests.faults $(ARGS)
 
 lint: .venv ## Check style, types and the direction of imports
 	$(BIN)/ruff check .

@@ -1,0 +1,162 @@
+"""Faults of ranks that are gone, stopped, or leave."""
+
+from __future__ import annotations
+
+import os
+import time
+from signal import SIGCONT, SIGKILL, SIGSTOP
+
+import torch
+import torch.distributed as dist
+
+from collectives.errors import ExchangeError, ExchangeTimeout, PeerLost
+
+from .loop import Loop, loop
+from .row import DEADLINE, NOTHING, STALL, STORE, Expected, Row
+
+__all__ = ["LOSSES", "gone", "told"]
+
+
+def told(*says: str) -> Expected:
+    """Return what peers must see of a rank that can still say why it leaves."""
+    return Expected((PeerLost,), within=STALL + 1, says=says)
+
+
+def gone(rank: int) -> Expected:
+    """Return what peers must see of a rank that has ended or left the group."""
+    return Expected((PeerLost,), within=1.5, says=(f"rank {rank}",))
+
+
+SILENT = Expected((ExchangeTimeout, PeerLost), within=DEADLINE + 1)
+# Of a rank that is no neighbour, and cannot ask the store: its neighbours have gone.
+CUT_OFF = Expected((PeerLost,), within=1.5)
+# A thread that waits for a frozen store cannot be ended, and must not keep the process.
+WITHOUT_STORE = Expected((ExchangeError,), within=DEADLINE + 3, may_leave_threads=True)
+_RANK_2_ITSELF = {2: None}
+
+
+def die(_: Loop) -> None:
+    os.kill(os.getpid(), SIGKILL)
+
+
+def die_during(at: Loop) -> None:
+    """Die while a message arrives: gloo does not tell the peer, which waits for the rest of one."""
+    out = torch.zeros(at.shape)
+    under_way = at.exchange.start_shift(torch.ones(at.shape), out=out)
+    while out[0] == 0:  # until the first bytes have come
+        time.sleep(0.001)
+    at.player.fault()
+    os.kill(os.getpid(), SIGKILL)
+    under_way.wait()
+
+
+def leave(_: Loop) -> None:
+    raise SystemExit(0)
+
+
+def raise_error(_: Loop) -> None:
+    raise ValueError("bad batch")
+
+
+def live_on(_: Loop, seconds: float = 3.0) -> None:
+    time.sleep(seconds)
+    raise SystemExit(0)
+
+
+def destroy(at: Loop) -> None:
+    dist.destroy_process_group()
+    live_on(at)
+
+
+def end_early(at: Loop) -> None:
+    at.exchange.close()
+    live_on(at)
+
+
+def abort(at: Loop) -> None:
+    at.exchange.abort("the disk is full")
+    live_on(at)
+
+
+def raise_and_live_on(at: Loop) -> None:
+    """Raise through ``with exchange:``, in a process that does not end then."""
+    try:
+        with at.exchange:
+            raise_error(at)
+    except ValueError:
+        live_on(at)
+
+
+def stop_for_ever(_: Loop) -> None:
+    os.kill(os.getpid(), SIGSTOP)
+
+
+def be_stopped(at: Loop) -> None:
+    at.player.send_signal(at.player.number, SIGSTOP, then=SIGCONT, after=2.0)
+    at.both_ways()
+
+
+def lose_the_store(at: Loop) -> None:
+    at.player.send_signal(STORE, SIGKILL)
+    time.sleep(0.2)
+    at.both_ways()
+
+
+def lose_the_store_and_skip(at: Loop) -> None:
+    at.player.send_signal(STORE, SIGKILL)
+
+
+def freeze_the_store_and_skip(at: Loop) -> None:
+    at.player.send_signal(STORE, SIGSTOP)
+
+
+def send_big(at: Loop) -> None:
+    at.exchange.shift(torch.ones(at.shape))
+
+
+_BIG = (1 << 24,)  # 64 MiB of float32
+
+LOSSES = (
+    Row("SIGKILL", loop(die), gone(2), but=_RANK_2_ITSELF),
+    Row(
+        "SIGKILL during 64 MiB",
+        loop(die_during, usually=send_big, by=1, shape=_BIG, steps=3, at=1),
+        gone(1),
+        but={1: None},
+        size=2,
+    ),
+    Row("SIGKILL of the store's host", loop(die, by=0), gone(0), but={0: None, 2: CUT_OFF}),
+    Row("exit 0", loop(leave), gone(2), but={2: Expected((SystemExit,), code=0)}),
+    Row("destroy early, process lives on", loop(destroy), gone(2), but=_RANK_2_ITSELF),
+    Row("exception, uncaught", loop(raise_error), gone(2), but={2: Expected((ValueError,))}),
+    Row(
+        "exception, process lives on",
+        loop(raise_and_live_on),
+        told("rank 2", "ValueError", "bad batch"),
+        but=_RANK_2_ITSELF,
+    ),
+    Row("abort", loop(abort), told("rank 2", "the disk is full"), but=_RANK_2_ITSELF),
+    Row("uneven batches", loop(end_early), told("rank 2", "after 4 exchanges"), but=_RANK_2_ITSELF),
+    Row("SIGSTOP for 2 s", loop(be_stopped), NOTHING),
+    Row("SIGSTOP for ever", loop(stop_for_ever), SILENT, but=_RANK_2_ITSELF),
+    Row(
+        "alive but absent",
+        loop(lambda at: live_on(at, DEADLINE + 5)),
+        SILENT,
+        but=_RANK_2_ITSELF,
+    ),
+    Row("store's host stopped for ever", loop(stop_for_ever, by=0), WITHOUT_STORE, but={0: None}),
+    Row("store killed", loop(lose_the_store), NOTHING, store="outside"),
+    Row(
+        "store killed, then a skip",
+        loop(lose_the_store_and_skip),
+        WITHOUT_STORE,
+        store="outside",
+    ),
+    Row(
+        "store frozen, then a skip",
+        loop(freeze_the_store_and_skip),
+        WITHOUT_STORE,
+        store="outside",
+    ),
+)
