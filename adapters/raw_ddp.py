@@ -7,6 +7,7 @@ existing group for this adapter.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from collectives.discovery import GroupChoice
 from collectives.errors import ArgumentError, ContextError, PeerLost
 from collectives.guard import tell_all
 from collectives.launcher import Launch, find_launch, unfinished_launch
+from collectives.renewal import successor
 from collectives.runtime import bind_group, default_group, refuse_data_worker
 from collectives.transport.start import start_group
 
@@ -30,10 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["RawDDPAdapter"]
 
 _HINT = "call torch.distributed.init_process_group() before, or use `with RawDDPAdapter() as ...:`"
+_ALONE = 2  # references to what one variable and a call refer to
 _DEFAULT_TIMEOUT = 1800.0  # torch's own default for gloo, in seconds
 
-# Default groups that were destroyed here, kept until the process ends: a DistributedDataParallel
-# that outlives its group would be the last to hold it, and then gloo's destructor joins its threads
+# Groups that were destroyed here and that something else refers to. A DistributedDataParallel that
+# outlives its group would be the last to hold it, and gloo's destructor would join its threads
 # while Python holds the GIL, which can hang for ever (pytorch/pytorch#56297).
 _ended: list[ProcessGroup] = []
 
@@ -140,15 +143,19 @@ class RawDDPAdapter:
         made, self._made = self._made, None
         if made is None or kind is not None or default_group() is not made:
             return
-        _ended.append(made)
+        newest = successor(made)  # Exchange.renew() may have left the one made here
+        _ended.extend({made, newest})
         try:
-            dist.barrier()  # a rank that leaves at once closes connections that others still read
+            # A rank that leaves at once closes connections that others still read.
+            dist.barrier(newest)
         except RuntimeError as failure:
             raise PeerLost(
                 "RawDDPAdapter: end of the block: expected all ranks, but one ended or failed"
                 f" before (rank {made.rank()} of {made.size()}); see its own error"
             ) from failure
         dist.destroy_process_group()
+        del made, newest
+        _let_go()
 
     def context(self) -> Context:
         """Return where this process stands now.
@@ -201,6 +208,15 @@ class RawDDPAdapter:
             device = torch.device("cpu") if on_cpu else pick_device(launch.local_rank)
         set_current_device(device)
         start_group(launch, backend=self._backend, device=device, timeout=self._timeout)
+
+
+def _let_go() -> None:
+    """Forget groups that nothing else refers to: each has threads and sockets."""
+    for position in reversed(range(len(_ended))):
+        group = _ended.pop(position)
+        if sys.getrefcount(group) > _ALONE:
+            _ended.append(group)
+        del group
 
 
 def _given_launch(rank: int | None, size: int | None) -> Launch | None:

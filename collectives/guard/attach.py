@@ -14,7 +14,7 @@ from ..errors import ExchangeTimeout
 from ..facts import Facts
 from ..hello import decline, greet
 from ..launcher import find_job
-from ..transport.control import break_connections, open_store, page
+from ..transport.control import break_connections, connection_lost, open_store, page
 from .board import Board
 from .clerk import ClerkTimeoutError
 from .guard import Guard
@@ -76,12 +76,23 @@ def attach(
         if found is not None:
             break_connections(found, device)
 
+    def lost(peer: int) -> bool:
+        found = reference()
+        return found is not None and connection_lost(found, device, peer)
+
     def alive() -> bool:
         found = reference()
         return found is not None and runtime.group_alive(found)
 
     guard = state.guard = Guard(
-        facts.rank, facts.size, state, board, dog.clerk, interrupt=interrupt, alive=alive
+        facts.rank,
+        facts.size,
+        state,
+        board,
+        dog.clerk,
+        interrupt=interrupt,
+        lost=lost,
+        alive=alive,
     )
     dog.add(guard)
     return guard

@@ -23,6 +23,7 @@ __all__ = ["Guard"]
 
 # Seconds that a note may take: the store answers in well under a millisecond, or not at all.
 _NOTE = 0.5
+_PROBE = 1.0
 _MANY = 32  # ranks that are asked where they are
 
 
@@ -37,6 +38,7 @@ class Guard:
         clerk: Who reads and writes them.
         interrupt: Breaks every wait of this rank in the group, from any thread; the group cannot
             be used after it.
+        lost: Whether the connection to a rank is known to be closed.
         alive: Whether the group still exists.
     """
 
@@ -49,12 +51,14 @@ class Guard:
         clerk: Clerk,
         *,
         interrupt: Callable[[], None],
+        lost: Callable[[int], bool],
         alive: Callable[[], bool],
     ) -> None:
         self.rank, self.size, self.state = rank, size, state
-        self.interrupt, self.alive = interrupt, alive
+        self.interrupt, self.alive, self._lost = interrupt, alive, lost
         self._board, self._clerk = board, clerk
         self._published: Flight | None = None
+        self._probed = 0.0
         self._cause: Cause | None = None
         self._left = ""
         self._closed: tuple[int, ...] = ()
@@ -74,7 +78,7 @@ class Guard:
         if self._published is not flight:
             self._published = flight
             self._publish()
-        cause = self._clerk.ask(lambda: self._find_cause(flight), _NOTE)
+        cause = self._clerk.ask(lambda: self._find_cause(flight), _NOTE) or self._probe(flight)
         if cause is not None and self.state.waiting is flight:
             self.fail(cause)
 
@@ -89,6 +93,18 @@ class Guard:
             if verdict is not None:
                 return self._board.report(verdict)
         return None
+
+    def _probe(self, flight: Flight) -> Cause | None:
+        """See, once a second, whether a peer died in the middle of a message."""
+        now = time.monotonic()
+        if now - self._probed < _PROBE:
+            return None
+        self._probed = now
+        gone = [peer for peer in flight.call.peers if self._lost(peer)]
+        if not gone or self.state.waiting is not flight:
+            return None
+        text = f"the connection of rank {self.rank} to rank {gone[0]} was closed"
+        return self.report("lost", text)
 
     def fail(self, cause: Cause) -> None:
         """Break the waits of this rank; they raise ``cause``."""

@@ -16,7 +16,7 @@ from .group import post_function
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["break_connections", "make_again", "open_store", "page"]
+__all__ = ["break_connections", "connection_lost", "make_again", "open_store", "page"]
 
 # Of no message: the digest that could make such a tag comes once in a thousand million.
 ABORT_TAG = 0x7FFFFFF0
@@ -45,6 +45,23 @@ def break_connections(group: ProcessGroup, device: torch.device) -> None:
         with contextlib.suppress(RuntimeError):
             work.wait(timedelta(milliseconds=1))
         return
+
+
+def connection_lost(group: ProcessGroup, device: torch.device, peer: int) -> bool:
+    """Whether the connection to that rank is known to be closed; from any thread.
+
+    gloo tells nobody when a peer dies in the middle of a message, but refuses the next receive from
+    it. So one is posted, for a message that nobody sends; on a connection that lives it stays, and
+    does no harm.
+    """
+    backend = group._get_backend(device)
+    if not isinstance(backend, dist.ProcessGroupGloo):
+        return False
+    try:
+        post_function(backend, "recv")([torch.empty(1, dtype=torch.uint8)], peer, ABORT_TAG)
+    except RuntimeError:
+        return True
+    return False
 
 
 def make_again(group: ProcessGroup, timeout: float) -> ProcessGroup:
