@@ -89,7 +89,9 @@ def _apply(function: type[torch.autograd.Function], *args: object) -> tuple[Tens
 def _recorded(flight: Flight, inputs: Sequence[Tensor]) -> tuple[Chain, Record]:
     wanted = False
     for x in inputs:
-        wanted = wanted or x.requires_grad
+        if x.requires_grad:
+            wanted = True
+            break
     place = calling_place(inner=3)  # _recorded, differentiable and move, or their start_ forms
     record = flight.record = Record(flight.call.plan.op, place, wanted=wanted)
     return flight.engine.state.chain, record

@@ -84,6 +84,7 @@ class Binding:
         generation: Of the process: a fork makes a binding void.
         owner: Number of the Exchange on its group, in the order of their first calls; 0 before.
         step: Tells where the runtime's loop stands, where the adapter knows it.
+        here: For error texts.
     """
 
     engine: Engine
@@ -98,9 +99,11 @@ class Binding:
     owner: int = 0
     step: Callable[[], tuple[int, ...]] | None = None
     alive: Callable[[], bool] = field(init=False)
+    here: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.alive = self.engine.transport.alive
+        self.here = f"(rank {self.engine.rank} of {self.engine.size})"
 
     def valid(self) -> bool:
         """Whether this process may go on using it: no fork in between, and the group exists."""
@@ -130,11 +133,6 @@ class Binding:
             group=engine.transport.label,
             topology=self.digest,
         )
-
-    @property
-    def here(self) -> str:
-        """For error texts."""
-        return f"(rank {self.engine.rank} of {self.engine.size})"
 
 
 def bind_exchange(

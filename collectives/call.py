@@ -113,6 +113,7 @@ class Call:
         # What the transport writes into, with no copy in between that autograd would see.
         self.written = [message.position for message in self.recv_singles]
         self.unpacked_later = {i for message in self.recv_packs for i in message.pack.indices}
+        self.conjugates = any(leaf.dtype.is_complex for leaf in self.inputs)
         self.stays = bool(self.copies or self.fills)
         self.messages_sent = len(self.send_singles) + len(self.send_packs)
         self.peers = sorted(

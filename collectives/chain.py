@@ -30,7 +30,7 @@ from torch import Tensor
 from .errors import DeadExchange
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
 __all__ = ["Chain", "Record", "caller", "calling_place", "inside_backward", "place_in"]
 
@@ -39,19 +39,23 @@ WARN_AT = 1024
 
 _OURS = __name__.partition(".")[0] + "."
 
+# Where code stands. Its line is looked up when it is read: in a long function that takes longer
+# than all the rest of an exchange.
+Place = tuple["CodeType", int]
+
 
 class Record:
     """One exchange of a chain.
 
     Args:
         op: The operation in words.
-        place: File and line of the caller.
+        place: Of the caller.
         wanted: Whether an input needs a gradient on this rank.
     """
 
     __slots__ = ("op", "place", "ran", "segment", "wanted")
 
-    def __init__(self, op: str, place: tuple[str, int], *, wanted: bool) -> None:
+    def __init__(self, op: str, place: Place | None, *, wanted: bool) -> None:
         self.op, self.place, self.wanted = op, place, wanted
         self.ran = False
         self.segment: Segment | None = None
@@ -69,7 +73,7 @@ class Record:
     @property
     def where(self) -> str:
         """``file:line`` of the caller."""
-        return f"{self.place[0]}:{self.place[1]}"
+        return _in_words(self.place)
 
     def __str__(self) -> str:
         return f"{self.op} at {self.where}"
@@ -110,11 +114,12 @@ class Chain:
         segment = record.segment = self._segment
         segment.records.append(record)
         if len(segment.records) == WARN_AT:
-            warnings.warn(
+            warnings.warn_explicit(
                 f"{WARN_AT} exchanges under grad without backward(), join() or mark_step(): their"
                 " graphs are kept alive; wrap evaluation in torch.no_grad(), or call"
                 " exchange.mark_step() in the loop",
-                stacklevel=_outside()[1] + 1,
+                UserWarning,
+                *_file_and_line(record.place),
             )
         return self._token
 
@@ -175,33 +180,40 @@ def inside_backward() -> bool:
 
 def caller() -> str:
     """Return ``file:line`` of the code that called this package."""
-    file, line = calling_place()
-    return f"{file}:{line}"
+    return _in_words(calling_place())
 
 
-def calling_place(inner: int = 0) -> tuple[str, int]:
-    """Return file and line of the code that called this package; text is made when it is read.
+def calling_place(inner: int = 0) -> Place | None:
+    """Return where the code stands that called this package.
 
     Args:
         inner: So many frames above this function's are known to be ours.
     """
-    frame, _ = _outside(inner)
-    return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    frame = _leave(sys._getframe(inner + 1))
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+def _in_words(place: Place | None) -> str:
+    file, line = _file_and_line(place)
+    return f"{file}:{line}"
+
+
+def _file_and_line(place: Place | None) -> tuple[str, int]:
+    if place is None:
+        return "?", 0
+    code, offset = place
+    lines = (line for start, end, line in code.co_lines() if start <= offset < end)
+    return code.co_filename, next(lines, None) or code.co_firstlineno
 
 
 def place_in(frame: FrameType) -> str:
     """Return ``file:line`` of the innermost code on that stack that is not of this package."""
-    outside, _ = _leave(frame)
+    outside = _leave(frame)
     return "" if outside is None else f"{outside.f_code.co_filename}:{outside.f_lineno}"
 
 
-def _outside(inner: int = 0) -> tuple[FrameType | None, int]:
-    """Return the innermost frame outside this package, and how many of ours lie in between."""
-    return _leave(sys._getframe(inner + 1), inner)
-
-
-def _leave(frame: FrameType | None, depth: int = 0) -> tuple[FrameType | None, int]:
+def _leave(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame outside this package."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
-        depth += 1
-    return frame, depth
+    return frame

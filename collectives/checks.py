@@ -102,14 +102,18 @@ def check_fill(binding: Binding, call: Call, fill: float) -> None:
 
 def check_out(
     binding: Binding, call: Call, outs: Sequence[Tensor], inputs: Sequence[Tensor]
-) -> None:
-    """Refuse buffers of another kind than what arrives, or that share memory."""
-    device, outputs = binding.engine.device, call.outputs
+) -> bool:
+    """Refuse buffers of another kind than what arrives, or that share memory.
+
+    Returns:
+        Whether a buffer has gaps: is not contiguous.
+    """
+    device, outputs, gaps = binding.engine.device, call.outputs, False
+    used = set(binding.engine.state.landing)
     # memory_of() is spelt out for what has no offset: a call for each of many leaves would show
-    used = {memory_of(x) if x.storage_offset() else x.data_ptr() for x in inputs}
-    used |= binding.engine.state.landing
-    for i, buffer in enumerate(outs):
-        shape, dtype = outputs[i]
+    for x in inputs:
+        used.add(memory_of(x) if x.storage_offset() else x.data_ptr())
+    for buffer, (shape, dtype) in zip(outs, outputs):  # noqa: B905 - one each; strict costs time
         memory = memory_of(buffer) if buffer.storage_offset() else buffer.data_ptr()
         if (
             buffer.shape != shape
@@ -117,10 +121,14 @@ def check_out(
             or buffer.requires_grad
             or buffer.device != device
             or (memory in used and memory != 0)
-            or (not buffer.is_contiguous() and _overlaps_itself(buffer))
         ):
             raise ArgumentError(_wrong_buffer(binding, call, Leaf(shape, dtype), buffer))
+        if not buffer.is_contiguous():
+            gaps = True
+            if _overlaps_itself(buffer):
+                raise ArgumentError(_wrong_buffer(binding, call, Leaf(shape, dtype), buffer))
         used.add(memory)
+    return gaps
 
 
 def _wrong_buffer(binding: Binding, call: Call, leaf: Leaf, buffer: Tensor) -> str:

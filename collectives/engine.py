@@ -59,9 +59,11 @@ class Engine:
         """
         call = flight.call
         if flight.outs is None:
+            device, later = self.device, call.unpacked_later
+            # `size=` spares the parser of arguments a wrong try: a third of the time
             results = [
-                NOTHING if i in call.unpacked_later else torch.empty(s, dtype=d, device=self.device)
-                for i, (s, d) in enumerate(call.outputs)
+                NOTHING if i in later else torch.empty(size=shape, dtype=dtype, device=device)
+                for i, (shape, dtype) in enumerate(call.outputs)
             ]
         else:
             results = list(flight.outs)
@@ -104,12 +106,13 @@ class Engine:
         recv: Callable[[list[Tensor], int, int], W],
     ) -> list[W]:
         """Post the messages of a flight one by one, and return what each post gave."""
-        call, inputs, results = flight.call, flight.inputs, flight.results
+        call, inputs, results, gaps = flight.call, flight.inputs, flight.results, flight.gaps
+        conjugates = call.conjugates
         mix = self.state.step_tag ^ ((flight.sequence & SEQUENCE_MASK) << 1)
         works = []
         for position, peer, tag, leaf in call.recv_singles:
             target = results[position]
-            if not target.is_contiguous():
+            if gaps and not target.is_contiguous():
                 target = flight.detour(target, leaf)
             works.append(recv([target], peer, tag ^ mix))
         for pack, peer, tag in call.recv_packs:
@@ -117,7 +120,7 @@ class Engine:
             works.append(recv([packed.flat], peer, tag ^ mix))
         for position, peer, tag, _ in call.send_singles:
             tensor = inputs[position]
-            if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+            if not tensor.is_contiguous() or tensor.is_neg() or (conjugates and tensor.is_conj()):
                 tensor = _dense(tensor)
             works.append(send([tensor], peer, tag ^ mix))
         for pack, peer, tag in call.send_packs:

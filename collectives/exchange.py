@@ -163,8 +163,11 @@ class Exchange(BoundLate):
         """
         binding = self._bound()
         route = find_route(binding, "exchange", shapes, axis)
-        trees = (to_left, to_right)
-        return _received(move(binding, route, trees, _crossed(like), _crossed(out), 0, timeout))
+        expected = None if like is None else _crossed(like)
+        buffers = None if out is None else _crossed(out)
+        arrived = move(binding, route, (to_left, to_right), expected, buffers, 0, timeout)
+        # What Received() does, in half of the time.
+        return tuple.__new__(Received, (arrived[1], arrived[0]))
 
     def start_exchange(
         self,
@@ -186,9 +189,9 @@ class Exchange(BoundLate):
         binding = self._bound()
         route = find_route(binding, "exchange", shapes, axis)
         trees = (to_left, to_right)
-        return start_move(
-            binding, route, trees, _received, _crossed(like), _crossed(out), 0, timeout
-        )
+        expected = None if like is None else _crossed(like)
+        buffers = None if out is None else _crossed(out)
+        return start_move(binding, route, trees, _received, expected, buffers, 0, timeout)
 
     def permute(
         self,
@@ -255,10 +258,8 @@ def _one(tree: object) -> Trees | None:
     return None if tree is None else (tree,)
 
 
-def _crossed(sides: Received[R, L] | None) -> Trees | None:
+def _crossed(sides: Received[R, L]) -> Trees:
     """Return what arrives in the order of the lanes: leftward data come from the right."""
-    if sides is None:
-        return None
     from_left, from_right = sides
     return (from_right, from_left)
 

@@ -46,9 +46,11 @@ class Flight:
 
     # On the class, since most flights never change them: to make one is part of every call.
     inputs: Sequence[Tensor] = ()
+    results: list[Tensor]
     works: Sequence[Work] = ()
     packed: list[tuple[Pack, Buffer, bool]] | None = None
     copied: list[tuple[Tensor, Tensor]] | None = None
+    gaps = False  # in a buffer of the caller, which then cannot be received into
     landed = False
     begun = 0.0
     adjoint: Callable[[], Sequence[Tensor]] | None = None
@@ -59,13 +61,12 @@ class Flight:
         call: Call,
         sequence: int,
         deadline: Deadline,
-        outs: list[Tensor] | None = None,
+        outs: Sequence[Tensor] | None = None,
         fill: float = 0,
         record: Record | None = None,
     ) -> None:
         self.engine, self.call, self.sequence, self.deadline = engine, call, sequence, deadline
         self.outs, self.fill, self.record = outs, fill, record
-        self.results: list[Tensor] = []
         self.trace: Trace
 
     def start(self, inputs: Sequence[Tensor]) -> Flight:
@@ -79,14 +80,15 @@ class Flight:
     def wait(self) -> list[Tensor]:
         """Return the outputs once all messages have been moved; nothing the second time."""
         if not self.landed:
-            begun, full, now = self.begun, self.deadline.full, time.monotonic
-            exact = begun + self.deadline.GRACE
+            begun, deadline, now = self.begun, self.deadline, time.monotonic
+            full, exact, moved = deadline.full, begun + deadline.GRACE, now()
             state = self.engine.state
             state.waiting = self
             work = None
             try:
                 for work in self.works:
-                    work.wait(full if now() < exact else self.deadline.remaining(self.elapsed))
+                    work.wait(full if moved < exact else deadline.remaining(moved - begun))
+                    moved = now()
             except BaseException as error:
                 failure = self.engine.failure(error, self, work)
                 if failure is error:
@@ -98,8 +100,8 @@ class Flight:
                 self._count_versions()
             self.landed = True
             state.waiting = None
-            ended = self.trace.ended = now()
-            self.engine.counters.seconds += ended - begun
+            self.trace.ended = moved
+            self.engine.counters.seconds += moved - begun
         results, self.results = self.results, []
         # A result that requires grad keeps its node alive, and the node this flight.
         self.inputs, self.works = (), ()
@@ -163,21 +165,24 @@ class Flight:
 
         Whoever saved an older result must know. Copies count by themselves.
         """
-        written = [self.results[i] for i in self.call.written]
-        if _COUNTS_MANY:
-            increment_version(written)
-            return
-        for result in written:
-            if not result.is_inference():
-                increment_version(result)
+        written, results = self.call.written, self.results
+        every = len(written) == len(results)
+        _increment_versions(results if every else [results[i] for i in written])
 
 
-def _counts_many() -> bool:
+def _increment_one_by_one(tensors: Sequence[Tensor]) -> None:
+    for tensor in tensors:
+        if not tensor.is_inference():
+            increment_version(tensor)
+
+
+def _version_counter() -> Callable[[Sequence[Tensor]], None]:
     try:
         increment_version([])
     except (RuntimeError, TypeError):  # older torch takes one tensor, which must have a counter
-        return False
-    return True
+        return _increment_one_by_one
+    # What increment_version calls, without its look at what it was given: half of the time.
+    return getattr(torch._C, "_increment_version", increment_version)
 
 
-_COUNTS_MANY = _counts_many()
+_increment_versions = _version_counter()

@@ -28,7 +28,7 @@ def outputs_of(flight: Flight, results: Sequence[Tensor]) -> Sequence[Tensor]:
     The alias shares the version counter, so that refilling the buffer while an older result is
     still needed for backward raises torch's own error.
     """
-    return results if flight.outs is None else [out.detach() for out in results]
+    return results if flight.outs is None else list(map(Tensor.detach, results))
 
 
 def mark_constants(ctx: FunctionCtx, call: Call, outputs: Sequence[Tensor]) -> None:

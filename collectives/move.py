@@ -8,17 +8,16 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import autograd
-from .call import Call, Specs
 from .chain import caller
-from .checks import PLAIN, check_fill, check_lanes, check_out, is_wrapped, plain
+from .checks import PLAIN, check_fill, check_out
 from .deadline import deadline_of
 from .errors import ArgumentError, ExchangeError, PendingDropped
 from .flight import Flight
-from .messages import Leaf
+from .lookup import Structures, Trees, find_call, plain_key
 from .pending import Pending
 from .trees import LEAF, Structure, flatten, unflatten
 
@@ -26,14 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .binding import Binding, Route
+    from .call import Call
 
 __all__ = ["move", "raise_left_over", "start_move"]
 
-Trees = tuple[object, ...]
-Key = tuple[object, ...]
 T = TypeVar("T")
-# Shapes that change at every step would fill the cache; a call costs about 50 us to make anew.
-_MOST_CALLS = 256
 
 
 def move(
@@ -57,11 +53,13 @@ def move(
         timeout: Seconds, instead of the Exchange's.
     """
     flight, inputs, structures = _prepare(binding, route, trees, like, out, fill, timeout)
-    seen = autograd.wanted(flight.call)
-    outputs = autograd.differentiable(flight, inputs) if seen else flight.now(inputs)
-    if structures.count(LEAF) == len(structures):  # one tensor each: the most frequent by far
-        return tuple(outputs)
-    return _build(structures, outputs)
+    call = flight.call
+    outputs: Sequence[Tensor]
+    if call.grad or (forward_ad._current_level >= 0 and call.differentiable):
+        outputs = autograd.differentiable(flight, inputs)
+    else:
+        outputs = flight.now(inputs)
+    return tuple(outputs) if structures is None else _build(structures, outputs)
 
 
 def start_move(
@@ -85,7 +83,7 @@ def start_move(
         f"{flight.call.plan.op} started at {caller()}",
         flight,
         inputs,
-        lambda: build(_build(structures, land())),
+        lambda: build(tuple(land()) if structures is None else _build(structures, land())),
         binding.engine.state.dropped,
         binding.engine.state.landing,
     )
@@ -125,7 +123,11 @@ def _prepare(
     out: Trees | None,
     fill: float,
     timeout: float | None,
-) -> tuple[Flight, list[Tensor], list[Structure | None]]:
+) -> tuple[Flight, Sequence[Tensor], Structures | None]:
+    """Return what is to be flown, its tensors, and how the trees that arrive are built.
+
+    The latter is ``None`` where each is one tensor: the most frequent by far.
+    """
     engine, state = binding.engine, binding.engine.state
     if state.broken is not None or state.dropped:
         raise_left_over(binding)
@@ -133,126 +135,43 @@ def _prepare(
         state.claim(binding.here)
     if binding.step is not None:
         state.follow(binding.step())
-    inputs, sent, key = _flatten(binding, route.plan.op, trees)
-    outputs, structures = inputs, sent
-    if like is not None:
-        outputs, structures = _flatten_like(binding, route.plan.op, like)
-        key = (key, _key(outputs, structures))
-    call = route.calls.get(key)
     deadline = binding.deadline if timeout is None else deadline_of(timeout)
-    if call is None:
-        binding.prepare(deadline)
-        call = _make_call(binding, route, sent, inputs, structures, outputs)
-        if len(route.calls) >= _MOST_CALLS:
-            route.calls.clear()
-        route.calls[key] = call
-    outs = None if out is None else _flatten_out(binding, call, out, structures, inputs)
+    inputs: Sequence[Tensor]
+    structures: Structures | None
+    call = None if like is not None else route.calls.get(plain_key(trees, engine.device))
+    if call is not None:
+        inputs, structures = trees, None  # type: ignore[assignment]  # tensors: they have the key
+    else:
+        call, inputs, structures = find_call(binding, route, trees, like, deadline)
+    outs: Sequence[Tensor] | None = None
+    gaps = False
+    if out is not None:
+        outs = _flatten_out(binding, call, out, structures)
+        gaps = check_out(binding, call, outs, inputs)
     if type(fill) is not int or fill != 0:
         check_fill(binding, call, fill)
     state.sequence += 1
     flight = Flight(engine, call, state.sequence, deadline, outs, fill)
+    if gaps:
+        flight.gaps = True
     return flight, inputs, structures
-
-
-def _flatten(
-    binding: Binding, op: str, trees: Trees
-) -> tuple[list[Tensor], list[Structure | None], Key]:
-    """Return the tensors of all trees, their structures, and all that a call depends on."""
-    inputs: list[Tensor] = []
-    structures: list[Structure | None] = []
-    key: list[object] = [torch.is_grad_enabled()]
-    device, strided = binding.engine.device, torch.strided
-    leaves: list[Tensor]
-    for tree in trees:
-        if type(tree) in PLAIN:
-            leaves, structure = [tree], LEAF  # type: ignore[list-item]
-        elif tree is None:
-            structures.append(None)
-            key.append(None)
-            continue
-        else:
-            leaves, structure = flatten(tree, f"{op} {binding.here}")
-            key.append(structure.count)
-        structures.append(structure)
-        for x in leaves:
-            if (
-                type(x) not in PLAIN
-                or x.layout is not strided
-                or x.device != device
-                or is_wrapped(x)
-            ):
-                x = plain(binding, op, x)  # noqa: PLW2901 - the same tensor, as it travels
-            inputs.append(x)
-            key.append(x.shape)
-            key.append(x.dtype)
-    return inputs, structures, tuple(key)
-
-
-def _key(tensors: list[Tensor], structures: list[Structure | None]) -> Key:
-    key: list[object] = [structure and structure.count for structure in structures]
-    for x in tensors:
-        key += (x.shape, x.dtype)
-    return tuple(key)
-
-
-def _flatten_like(
-    binding: Binding, op: str, like: Trees
-) -> tuple[list[Tensor], list[Structure | None]]:
-    leaves: list[Tensor] = []
-    structures: list[Structure | None] = []
-    for tree in like:
-        if tree is None:
-            structures.append(None)
-            continue
-        more, structure = flatten(tree, f"{op}: like= {binding.here}")
-        leaves += more
-        structures.append(structure)
-    return leaves, structures
-
-
-def _make_call(
-    binding: Binding,
-    route: Route,
-    sent: Sequence[Structure | None],
-    inputs: list[Tensor],
-    arriving: Sequence[Structure | None],
-    outputs: list[Tensor],
-) -> Call:
-    sends, recvs = _specs(sent, inputs), _specs(arriving, outputs)
-    check_lanes(binding, route.plan, sends, recvs)
-    differentiable = any(leaf.differentiable for lane in (*sends, *recvs) for leaf in lane)
-    return Call(
-        route.plan,
-        sends,
-        recvs,
-        name=binding.name,
-        topology=binding.digest,
-        grad=differentiable and torch.is_grad_enabled(),
-        signed=binding.signed,
-        owner=binding.owner,
-    )
-
-
-def _specs(structures: Sequence[Structure | None], tensors: list[Tensor]) -> Specs:
-    specs, first = [], 0
-    for structure in structures:
-        count = structure.count if structure is not None else 0
-        leaves = tensors[first : first + count]
-        specs.append(tuple(Leaf(tuple(x.shape), x.dtype) for x in leaves))
-        first += count
-    return tuple(specs)
 
 
 def _flatten_out(
     binding: Binding,
     call: Call,
     out: Trees,
-    structures: Sequence[Structure | None],
-    inputs: list[Tensor],
-) -> list[Tensor]:
+    structures: Structures | None,
+) -> Sequence[Tensor]:
+    if structures is None:
+        for tree in out:
+            if type(tree) not in PLAIN:
+                break
+        else:
+            return out  # type: ignore[return-value]  # plain tensors
     op = call.plan.op
     outs: list[Tensor] = []
-    for tree, expected in zip(out, structures, strict=True):
+    for tree, expected in zip(out, structures or [LEAF] * len(out), strict=True):
         if expected is LEAF and type(tree) in PLAIN:
             outs.append(tree)  # type: ignore[arg-type]
         elif tree is not None or expected is not None:
@@ -263,7 +182,6 @@ def _flatten_out(
                     f" {_built(expected)}, got {_built(structure)}"
                 )
             outs += leaves
-    check_out(binding, call, outs, inputs)
     return outs
 
 
