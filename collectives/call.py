@@ -12,6 +12,7 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from .messages import (
+    LONG,
     PACK_UP_TO,
     PACKABLE,
     SHARE_FROM,
@@ -130,6 +131,7 @@ class Call:
         self.bytes_received = sum(m.leaf.nbytes for m in self.recv_singles) + sum(
             m.pack.nbytes for m in self.recv_packs
         )
+        self.long = any(m.leaf.nbytes >= LONG for m in (*self.send_singles, *self.recv_singles))
         self._reverse: Call | None = None
         self._tangent: Call | None = None
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .call import Call
     from .state import GroupState
-    from .transport import Transport, Work
+    from .transport import Transport
 
 __all__ = ["Engine"]
 
@@ -136,11 +136,9 @@ class Engine:
         counters.bytes_sent += call.bytes_sent
         counters.bytes_received += call.bytes_received
 
-    def failure(
-        self, error: BaseException, flight: Flight, work: Work | None = None
-    ) -> BaseException:
+    def failure(self, error: BaseException, flight: Flight) -> BaseException:
         """Return what to raise for an error of the transport, and break the group's state."""
-        return failure_of(self, flight, error, work)
+        return failure_of(self, flight, error)
 
 
 def _copy_and_fill(flight: Flight) -> None:

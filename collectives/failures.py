@@ -23,7 +23,6 @@ from .transport.group import failure_kind
 if TYPE_CHECKING:
     from .engine import Engine
     from .flight import Flight
-    from .transport import Work
 
 __all__ = ["failure_of"]
 
@@ -43,9 +42,7 @@ _CLASSES: dict[str, type[ExchangeError]] = {
 _ASK = {"timeout": 0.05, "lost": 0.3, "other": 0.3}
 
 
-def failure_of(
-    engine: Engine, flight: Flight, error: BaseException, work: Work | None
-) -> BaseException:
+def failure_of(engine: Engine, flight: Flight, error: BaseException) -> BaseException:
     """Return what to raise for an error of the transport, and tell the other ranks.
 
     The group cannot be used after it: a gloo pair that has timed out is closed, and what came next
@@ -55,7 +52,6 @@ def failure_of(
         engine: That runs the exchange.
         flight: The exchange.
         error: Of the transport.
-        work: The message that failed, if it is known.
     """
     state = engine.state
     where = flight.record.where if flight.record is not None else caller()
@@ -77,7 +73,7 @@ def failure_of(
     elapsed = f"after {flight.elapsed:.2f} s of {flight.deadline.seconds:g} s {here}"
     cause = None if guard is None else guard.cause(_ASK[kind])
     if cause is None:
-        cause, advice = _found_here(engine, flight, error, work)
+        cause, advice = _found_here(engine, flight, error)
         if guard is not None:
             guard.report(cause.kind, f"{cause.text} (it was in {signature})")
     else:
@@ -100,12 +96,10 @@ def failure_of(
     return _CLASSES.get(cause.kind, PeerLost)(between.join(filter(None, sentences)))
 
 
-def _found_here(
-    engine: Engine, flight: Flight, error: Exception, work: Work | None
-) -> tuple[Cause, str]:
+def _found_here(engine: Engine, flight: Flight, error: Exception) -> tuple[Cause, str]:
     """Return the cause as far as this rank can see, and advice."""
     guard, rank = engine.state.guard, engine.rank
-    peers = _peers(engine, flight, work)
+    peers = _peers(engine, flight)
     names = " or ".join(map(str, peers))
     kind = failure_kind(error)
     if kind == "timeout":
@@ -122,13 +116,13 @@ def _found_here(
     return Cause(kind, rank, _first_line(error)), ""
 
 
-def _peers(engine: Engine, flight: Flight, work: Work | None) -> list[int]:
+def _peers(engine: Engine, flight: Flight) -> list[int]:
     """Return whom the failed message goes to or comes from; all peers, if that is not known."""
     call = flight.call
     messages = call.awaited + call.sent
     works = list(flight.works)
-    if engine.transport.batch is None and work in works and len(works) == len(messages):
-        return [messages[works.index(work)].peer]
+    if engine.transport.batch is None and flight.failed in works and len(works) == len(messages):
+        return [messages[works.index(flight.failed)].peer]
     return call.peers
 
 

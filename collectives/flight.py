@@ -52,6 +52,7 @@ class Flight:
     copied: list[tuple[Tensor, Tensor]] | None = None
     gaps = False  # in a buffer of the caller, which then cannot be received into
     landed = False
+    failed: Work | None = None  # whose wait raised
     begun = 0.0
     adjoint: Callable[[], Sequence[Tensor]] | None = None
 
@@ -80,17 +81,15 @@ class Flight:
     def wait(self) -> list[Tensor]:
         """Return the outputs once all messages have been moved; nothing the second time."""
         if not self.landed:
-            begun, deadline, now = self.begun, self.deadline, time.monotonic
-            full, exact, moved = deadline.full, begun + deadline.GRACE, now()
             state = self.engine.state
             state.waiting = self
-            work = None
             try:
-                for work in self.works:
-                    work.wait(full if moved < exact else deadline.remaining(moved - begun))
-                    moved = now()
+                if self.call.long and state.guard is not None:
+                    moved = state.guard.wait_aside(self._land)
+                else:
+                    moved = self._land()
             except BaseException as error:
-                failure = self.engine.failure(error, self, work)
+                failure = self.engine.failure(error, self)
                 if failure is error:
                     raise
                 raise failure from error
@@ -101,11 +100,25 @@ class Flight:
             self.landed = True
             state.waiting = None
             self.trace.ended = moved
-            self.engine.counters.seconds += moved - begun
+            self.engine.counters.seconds += moved - self.begun
         results, self.results = self.results, []
         # A result that requires grad keeps its node alive, and the node this flight.
         self.inputs, self.works = (), ()
         return results
+
+    def _land(self) -> float:
+        """Wait for all messages, and return when the last of them had been moved."""
+        begun, deadline, now = self.begun, self.deadline, time.monotonic
+        full, exact, moved = deadline.full, begun + deadline.GRACE, now()
+        work = None
+        try:
+            for work in self.works:
+                work.wait(full if moved < exact else deadline.remaining(moved - begun))
+                moved = now()
+        except BaseException:
+            self.failed = work
+            raise
+        return moved
 
     def reverse(self) -> Flight:
         """Return the flight of the adjoint; it keeps the number of the forward."""

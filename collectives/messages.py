@@ -26,6 +26,9 @@ PACK_UP_TO = 64 * 1024
 # measured over gloo, where two messages of 4 KiB take less time than one and its copies.
 SHARE_FROM = 48 * 1024
 
+# Messages that take milliseconds are waited for in a way that can be given up.
+LONG = 8 * 1024 * 1024
+
 # exotic dtypes (float8, bits, quantised) go singly: not every copy kernel knows them
 PACKABLE = frozenset(
     {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..chain import place_in
 from ..state import tag_mix
 from .account import Account, Cause, Entry, entry_of
+from .aside import Aside
 from .judge import judge
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = ["Guard"]
 # Seconds that a note may take: the store answers in well under a millisecond, or not at all.
 _NOTE = 0.5
 _PROBE = 1.0
+_PATIENCE = 0.2  # that a wait may take to end by itself, once its connections are broken
 _MANY = 32  # ranks that are asked where they are
 
 
@@ -59,6 +61,7 @@ class Guard:
         self._board, self._clerk = board, clerk
         self._published: Flight | None = None
         self._probed = 0.0
+        self._aside: Aside | None = None
         self._cause: Cause | None = None
         self._left = ""
         self._closed: tuple[int, ...] = ()
@@ -111,8 +114,19 @@ class Guard:
         self._cause = cause
         self.state.broken = self.state.broken or cause.text
         self.interrupt()
+        aside = self._aside
+        if aside is not None:
+            aside.give_up(_PATIENCE)
 
     # -- called by the thread that exchanges, and by whoever aborts -----------------------------
+
+    def wait_aside(self, wait: Callable[[], float]) -> float:
+        """Return what ``wait()`` returns; :meth:`fail` ends it even where gloo does not."""
+        self._aside = Aside(wait)
+        try:
+            return self._aside.run()
+        finally:
+            self._aside = None
 
     def report(self, kind: str, text: str) -> Cause:
         """Tell all ranks why the group fails; return what they were told first."""
