@@ -41,6 +41,8 @@ class Engine:
         transport: Moves the bytes.
         device: Where tensors live.
         state: Of the group.
+
+    ``agree``, where it is set, compares each flight with the peers' before it is posted.
     """
 
     def __init__(self, transport: Transport, device: torch.device, state: GroupState) -> None:
@@ -49,6 +51,7 @@ class Engine:
         self.counters = Counters()
         self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
         self._announce = transport.announce
+        self.agree: Callable[[Flight], None] | None = None
 
     def start(self, flight: Flight, inputs: Sequence[Tensor]) -> Flight:
         """Post all messages of a flight.
@@ -67,7 +70,7 @@ class Engine:
             ]
         else:
             results = list(flight.outs)
-        begun = time.monotonic()
+        begun = flight.begun or time.monotonic()
         flight.inputs, flight.results, flight.begun = inputs, results, begun
         trace = flight.trace = Trace(call, flight.sequence, self.state.step, begun)
         self.state.history.append(trace)
@@ -77,6 +80,8 @@ class Engine:
         if call.stays:
             _copy_and_fill(flight)
         try:
+            if self.agree is not None:
+                self.agree(flight)
             if self._batch is None:
                 flight.works = self._post(flight, self._send, self._recv)
             else:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .messages import Buffer, Leaf, Pack
     from .trace import Trace
-    from .transport import Work
+    from .transport import Post, Work
 
 __all__ = ["NOTHING", "Flight"]
 
@@ -53,6 +53,8 @@ class Flight:
     gaps = False  # in a buffer of the caller, which then cannot be received into
     landed = False
     begun = 0.0
+    agreed = False  # that peers are in the same exchange, before it was started
+    early: Sequence[Post] = ()  # what goes before the payload, while it is on its way
     adjoint: Callable[[], Sequence[Tensor]] | None = None
 
     def __init__(

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["PHASES", "Signature"]
+__all__ = ["NO_GRADIENT", "PHASES", "TO_DISCOVER", "Signature"]
 
 PHASES = ("forward", "backward", "double backward", "tangent")
+# Instead of a grad mode where nothing can have a gradient: the modes of two ranks may differ.
+NO_GRADIENT = "no gradient"
+TO_DISCOVER = "shapes to be discovered"  # instead of the tensors, until their senders have spoken
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Signature:
         name: Of the Exchange.
         topology: Its repr.
         phase: One of :data:`PHASES`.
-        grad: "grad" or "no_grad": the grad mode of the forward call.
+        grad: "grad" or "no_grad": the grad mode of the forward call; or :data:`NO_GRADIENT`.
         step: As told by ``mark_step``.
         tensors: What leaves and arrives, lane by lane, in words.
         sequence: Number of the exchange on this group; the backward keeps its forward's.
@@ -51,7 +54,17 @@ class Signature:
     def differences(self, other: Signature) -> list[str]:
         """Return, field by field, what differs between this exchange and ``other``."""
         return [
-            f"{field.name}: {getattr(self, field.name)} / {getattr(other, field.name)}"
+            f"{name}: {getattr(self, name)} / {getattr(other, name)}"
+            for name in self.differing(other)
+        ]
+
+    def differing(self, other: Signature) -> list[str]:
+        """Return the names of the fields in which the two are not one exchange."""
+        ignored = {"where"}
+        if NO_GRADIENT in (self.grad, other.grad):
+            ignored.add("grad")
+        return [
+            field.name
             for field in fields(self)
-            if field.name != "where" and getattr(self, field.name) != getattr(other, field.name)
+            if field.name not in ignored and getattr(self, field.name) != getattr(other, field.name)
         ]

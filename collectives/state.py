@@ -56,6 +56,7 @@ class GroupState:
         self.waiting: Flight | None = None  # read by the watchdog
         self.guard: Guard | None = None
         self.owners = 0  # Exchanges that have exchanged over it
+        self.agreed: dict[int, set[int]] = {}  # with each peer, where only what is new is agreed on
         self.thread = 0  # the one that exchanges
         self._owner: threading.Thread | None = None
 

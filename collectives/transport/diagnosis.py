@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..signature import TO_DISCOVER
+
 if TYPE_CHECKING:
     from ..signature import Signature
     from .mailbox import Message
@@ -32,8 +34,8 @@ class Progress:
 
     def announce(self, signature: Signature | None) -> None:
         """Count an exchange whose messages follow; None: they belong to none."""
-        self.signature = signature
-        if signature is not None:
+        before, self.signature = self.signature, signature
+        if signature is not None and not _goes_on(before, signature):
             self.exchanges += 1
             self._ran.add((signature.sequence, signature.phase))
 
@@ -50,6 +52,15 @@ class Progress:
         """Return how far the rank came."""
         unit = "exchange" if self.exchanges else "message"
         return f"after {self.steps} {unit}{'' if self.steps == 1 else 's'}"
+
+
+def _goes_on(before: Signature | None, signature: Signature) -> bool:
+    """Whether this is still the exchange before, whose shapes were being discovered."""
+    return (
+        before is not None
+        and before.tensors == TO_DISCOVER
+        and (before.sequence, before.phase) == (signature.sequence, signature.phase)
+    )
 
 
 def explain_stall(
@@ -151,7 +162,7 @@ def _differences(message: Message, other: Message) -> list[str]:
         return []
     ranks = f"rank {message.rank} / rank {other.rank}"
     lines = [f"{ranks} differ in {'; '.join(d)}"] if (d := mine.differences(theirs)) else []
-    if mine.grad != theirs.grad:
+    if "grad" in mine.differing(theirs):
         lines.append(
             f"rank {message.rank} exchanges under {mine.grad}, rank {other.rank} under "
             f"{theirs.grad}: use one grad mode on all ranks"
