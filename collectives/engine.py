@@ -70,7 +70,7 @@ class Engine:
             ]
         else:
             results = list(flight.outs)
-        begun = flight.begun or time.monotonic()
+        begun = flight.begun if flight.agreed else time.monotonic()
         flight.inputs, flight.results, flight.begun = inputs, results, begun
         trace = flight.trace = Trace(call, flight.sequence, self.state.step, begun)
         self.state.history.append(trace)

@@ -53,7 +53,7 @@ class Flight:
     gaps = False  # in a buffer of the caller, which then cannot be received into
     landed = False
     begun = 0.0
-    agreed = False  # that peers are in the same exchange, before it was started
+    agreed = False  # begun before its start: peers have said that they are in the same exchange
     early: Sequence[Post] = ()  # what goes before the payload, while it is on its way
     adjoint: Callable[[], Sequence[Tensor]] | None = None
 
