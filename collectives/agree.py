@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .transport import Transport, Work
 
 __all__ = [
+    "DESCRIPTION_TAG",
+    "HEADER_TAG",
     "Agreement",
     "Verify",
     "agreement",
@@ -117,6 +119,7 @@ def compare_headers(
         pair.peer: Header.of(
             signature,
             pair,
+            phase=flight.call.phase,
             grad=flight.call.grad,
             discover=describes is not None,
             describes=describes[pair.peer] if describes is not None else 0,

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .agree import DESCRIPTION_TAG, compare_headers, pairs_of, signature_of, swap
+from .agree import DESCRIPTION_TAG, HEADER_TAG, compare_headers, pairs_of, signature_of, swap
 from .call import MOST_CALLS, Call, Specs
 from .description import decode, encode
 from .errors import ArgumentError, ExchangeMismatch
 from .flight import Flight
-from .signature import TO_DISCOVER
+from .header import SIZE
+from .messages import Leaf, PackedMessage, SingleMessage
+from .signature import DISCOVERY, NO_GRADIENT
 from .trace import Trace
 
 if TYPE_CHECKING:
     from .binding import Binding
-    from .messages import Leaf
     from .plan import Plan
     from .signature import Signature
 
@@ -37,10 +38,21 @@ class Draft(Call):
 
     discovers = True
 
+    @property
+    def sent(self) -> list[SingleMessage | PackedMessage]:
+        """One header for each peer: whoever compares what ranks have posted sees no shapes."""
+        leaf = Leaf((SIZE,), torch.uint8)
+        return [SingleMessage(0, peer, HEADER_TAG, leaf) for peer in self.peers]
+
+    @property
+    def awaited(self) -> list[SingleMessage | PackedMessage]:
+        """As :attr:`sent`."""
+        return self.sent
+
     def signature(self, sequence: int, step: tuple[int, ...], where: str) -> Signature:
-        """Return what the other ranks' exchange must agree with; shapes need not."""
+        """Return what the other ranks' exchange must agree with; shapes and dtypes need not."""
         signature = super().signature(sequence, step, where)
-        return replace(signature, tensors=TO_DISCOVER)
+        return replace(signature, phase=DISCOVERY, grad=NO_GRADIENT, tensors="shapes unknown")
 
 
 def check_draft(binding: Binding, plan: Plan, sends: Specs) -> None:
@@ -89,7 +101,7 @@ def discover(draft: Flight, calls: dict[object, Call]) -> Flight:
         if failure is error:
             raise
         raise failure from error
-    state.history.pop()  # the trace of the payload takes its place
+    draft.trace.ended = time.monotonic()
     key = (draft.call, recvs)
     call = calls.get(key)
     if call is None:
@@ -110,6 +122,7 @@ def _known(draft: Call, recvs: Specs) -> Call:
         topology=draft.topology,
         grad=torch.is_grad_enabled(),
         signed=draft.signed,
+        owner=draft.owner,
     )
 
 

@@ -67,6 +67,8 @@ def failure_of(
     hint = _skipped(engine, flight)
     here = f"(rank {engine.rank} of {engine.size})"
     if isinstance(error, CollectivesError):
+        if guard is not None and isinstance(error, ExchangeMismatch):
+            guard.report("mismatch", str(error))  # ranks that are no neighbours only wait
         return type(error)(f"{error} {here}. {hint}") if hint else error
     if not isinstance(error, Exception):
         if guard is not None:

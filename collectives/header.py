@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
+from .facts import PROTOCOL
 from .signature import PHASES, Signature
 
 __all__ = ["MOST_DESCRIBED", "MOST_LEAVES", "SIZE", "Header", "Pair", "digest"]
@@ -23,7 +24,7 @@ SIZE = 64
 MOST_LEAVES = 10_000  # of one rank, where shapes are discovered
 MOST_DESCRIBED = 64 * 1024  # bytes of a description
 
-_MAGIC, _VERSION = b"nbx", 1
+_MAGIC = b"nbx"
 _LAYOUT = struct.Struct("<3sBBBHIQQ4HQQ12s")
 _GRAD, _SMOOTH, _DISCOVER = 1, 2, 4
 _FACTS = ("operation", "name", "topology", "step")
@@ -95,6 +96,7 @@ class Header:
         signature: Signature,
         pair: Pair,
         *,
+        phase: int,
         grad: bool,
         discover: bool = False,
         describes: int = 0,
@@ -103,7 +105,7 @@ class Header:
         facts = (signature.op, signature.name, signature.topology, signature.step)
         return cls(
             sequence=signature.sequence,
-            phase=PHASES.index(signature.phase),
+            phase=phase,
             grad=grad,
             smooth=pair.smooth,
             discover=discover,
@@ -120,7 +122,7 @@ class Header:
         """Return the header as it travels."""
         return _LAYOUT.pack(
             _MAGIC,
-            _VERSION,
+            PROTOCOL,
             _GRAD * self.grad | _SMOOTH * self.smooth | _DISCOVER * self.discover,
             self.phase,
             self.leaves,
@@ -144,8 +146,8 @@ class Header:
             raise ValueError("what came is no header")
         (_, version, flags, phase, leaves, describes, sequence, facts, *hints, sends, expects,
          label) = _LAYOUT.unpack(data)  # fmt: skip
-        if version != _VERSION:
-            raise ValueError(f"its header has version {version}, not {_VERSION}")
+        if version != PROTOCOL:
+            raise ValueError(f"its header has version {version}, not {PROTOCOL}")
         if phase >= len(PHASES) or flags > _GRAD | _SMOOTH | _DISCOVER:
             raise ValueError("its header makes no sense")
         discover = bool(flags & _DISCOVER)

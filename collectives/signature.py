@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["NO_GRADIENT", "PHASES", "TO_DISCOVER", "Signature"]
+__all__ = ["DISCOVERY", "NO_GRADIENT", "PHASES", "Signature"]
 
 PHASES = ("forward", "backward", "double backward", "tangent")
 # Instead of a grad mode where nothing can have a gradient: the modes of two ranks may differ.
 NO_GRADIENT = "no gradient"
-TO_DISCOVER = "shapes to be discovered"  # instead of the tensors, until their senders have spoken
+# Instead of the phase while shapes are being discovered; the payload has the same number.
+DISCOVERY = "discovery"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Signature:
         op: The operation with its arguments, such as ``shift(offset=1, axis='ring')``.
         name: Of the Exchange.
         topology: Its repr.
-        phase: One of :data:`PHASES`.
+        phase: One of :data:`PHASES`, or :data:`DISCOVERY`.
         grad: "grad" or "no_grad": the grad mode of the forward call; or :data:`NO_GRADIENT`.
         step: As told by ``mark_step``.
         tensors: What leaves and arrives, lane by lane, in words.

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..signature import TO_DISCOVER
+from ..signature import DISCOVERY
 
 if TYPE_CHECKING:
     from ..signature import Signature
@@ -34,8 +34,8 @@ class Progress:
 
     def announce(self, signature: Signature | None) -> None:
         """Count an exchange whose messages follow; None: they belong to none."""
-        before, self.signature = self.signature, signature
-        if signature is not None and not _goes_on(before, signature):
+        self.signature = signature
+        if signature is not None and signature.phase != DISCOVERY:
             self.exchanges += 1
             self._ran.add((signature.sequence, signature.phase))
 
@@ -52,15 +52,6 @@ class Progress:
         """Return how far the rank came."""
         unit = "exchange" if self.exchanges else "message"
         return f"after {self.steps} {unit}{'' if self.steps == 1 else 's'}"
-
-
-def _goes_on(before: Signature | None, signature: Signature) -> bool:
-    """Whether this is still the exchange before, whose shapes were being discovered."""
-    return (
-        before is not None
-        and before.tensors == TO_DISCOVER
-        and (before.sequence, before.phase) == (signature.sequence, signature.phase)
-    )
 
 
 def explain_stall(

@@ -20,7 +20,7 @@ SIGNATURE = Signature(
     grad="grad", step=(1, 2), tensors="(float32[2])", sequence=5,
 )  # fmt: skip
 PAIR = Pair(peer=1, sends=11, expects=11, leaves=3, smooth=True, key=0)
-HEADER = Header.of(SIGNATURE, PAIR, grad=True)
+HEADER = Header.of(SIGNATURE, PAIR, phase=0, grad=True)
 
 integers = st.integers(0, 2**64 - 1)
 headers = st.builds(
@@ -94,20 +94,24 @@ def test_two_ends_of_one_exchange_do_not_differ() -> None:
         ({"topology": "Ring(2, periodic=False)"}, "topology"),
         ({"step": (1, 3)}, "step"),
         ({"sequence": 6}, "number: #5 / #6"),
-        ({"phase": "backward"}, "phase: forward / backward"),
     ],
 )
 def test_each_fact_that_differs_is_named_alone(change: dict[str, object], word: str) -> None:
-    other = Header.of(dataclasses.replace(SIGNATURE, **change), PAIR, grad=True)  # type: ignore[arg-type]
+    other = Header.of(dataclasses.replace(SIGNATURE, **change), PAIR, phase=0, grad=True)  # type: ignore[arg-type]
     assert HEADER.differences(other) == [word]
 
 
+def test_phases_are_named_in_words() -> None:
+    other = dataclasses.replace(HEADER, phase=1)
+    assert HEADER.differences(other) == ["phase: forward / backward"]
+
+
 def test_grad_modes_matter_where_a_gradient_can_flow() -> None:
-    other = Header.of(SIGNATURE, PAIR, grad=False)
+    other = Header.of(SIGNATURE, PAIR, phase=0, grad=False)
     assert HEADER.differences(other) == ["grad: grad / no_grad"]
     whole = PAIR._replace(smooth=False)
-    assert not Header.of(SIGNATURE, whole, grad=True).differences(
-        Header.of(SIGNATURE, whole, grad=False)
+    assert not Header.of(SIGNATURE, whole, phase=0, grad=True).differences(
+        Header.of(SIGNATURE, whole, phase=0, grad=False)
     )
 
 
