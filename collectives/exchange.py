@@ -85,7 +85,8 @@ class Exchange(BoundLate):
             out: Buffers to write into, built like the result; the result is an alias of them.
             shapes: "same": what arrives is like ``tree``. "discover", on every rank: shapes and
                 dtypes are the sender's, who is asked first (two small rounds; a ``start_`` form
-                waits for them); the tree is built like ``tree``, with as many tensors.
+                waits for them); the result is built like ``tree``, with as many tensors. Not with
+                ``like`` or ``out``.
             timeout: Seconds, instead of the Exchange's.
 
         Returns:
