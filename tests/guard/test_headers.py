@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from adapters.raw_ddp import RawDDPAdapter
-from collectives import Exchange, Ring
+from collectives import Adapter, Exchange, Ring
 from collectives.errors import ExchangeMismatch
+from collectives.record import FlightRecord, verdict
+from collectives.testing import simulate
 from collectives.testing.pool import RankPool
 
 STALL = 1.0  # seconds, unless the environment says otherwise
@@ -46,3 +48,16 @@ def test_a_rank_that_meets_no_wrong_header_hears_of_it_too(rank_pool: RankPool) 
     assert "is in another exchange" in text
     assert "[reported by rank " in text
     assert seconds < STALL + 1 + 2.5
+
+
+def test_a_flight_record_sees_no_difference_in_shapes_that_were_discovered() -> None:
+    def program(adapter: Adapter) -> FlightRecord:
+        exchange = Exchange(Ring, adapter)
+        dtype = torch.int64 if exchange.rank else torch.float32
+        exchange.shift(torch.ones(exchange.rank, dtype=dtype), shapes="discover")
+        return exchange.flight_record()
+
+    records = simulate(3, program)
+    assert [entry.phase for entry in records[0].entries] == ["discovery", "forward"]
+    (sentence, *_) = verdict(records)
+    assert sentence.startswith("All ranks agree, and none waits; the last exchange is #1 shift")
