@@ -120,7 +120,7 @@ def compare_headers(
             signature,
             pair,
             phase=flight.call.phase,
-            grad=flight.call.grad,
+            grad=flight.call.mode,
             discover=describes is not None,
             describes=describes[pair.peer] if describes is not None else 0,
         )

@@ -57,8 +57,8 @@ class Call:
         recvs: For each lane, what is expected.
         name: Of the Exchange.
         topology: Its repr.
-        grad: Whether grad mode was on in the forward call: it takes part in matching, where there
-            is anything to differentiate.
+        grad: Whether grad mode was on in the forward call (kept as ``mode``): it takes part in
+            matching where there is anything to differentiate (then ``grad`` is set).
         phase: Index into ``signature.PHASES``.
         signed: Put the signature's digest into the tags.
         owner: Number of the Exchange on its group, in the order of their first calls.
