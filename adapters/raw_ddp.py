@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed as dist
 
+from collectives.binding import release
 from collectives.devices import pick_device, set_current_device, with_index
 from collectives.discovery import GroupChoice
 from collectives.errors import ArgumentError, ContextError, PeerLost
@@ -154,7 +155,9 @@ class RawDDPAdapter:
                 f" before (rank {made.rank()} of {made.size()}); see its own error"
             ) from failure
         dist.destroy_process_group()
-        del made, newest
+        for group in (made, newest):
+            release(group)
+        del made, newest, group
         _let_go()
 
     def context(self) -> Context:

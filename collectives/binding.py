@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from .agree import Verify, agreement
 from .deadline import Deadline
 from .engine import Engine
 from .errors import ContextError, TopologyError
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .transport import Transport
 
-__all__ = ["Binding", "Route", "bind_exchange", "resolve"]
+__all__ = ["Binding", "Route", "bind_exchange", "release", "resolve"]
 
 TopologySource = Topology | Callable[[int], Topology]
 
@@ -62,9 +63,16 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
 
 @dataclass(slots=True)
 class Route:
-    """A plan with the calls made for it so far, by grad mode and shapes."""
+    """A plan with the calls made for it so far, by grad mode and shapes.
+
+    Args:
+        plan: Of one operation.
+        discover: Whether its shapes are asked of their senders.
+        calls: Made so far.
+    """
 
     plan: Plan
+    discover: bool = False
     calls: dict[object, Call] = field(default_factory=dict)
 
 
@@ -140,7 +148,7 @@ def bind_exchange(
     topology: TopologySource,
     *,
     name: str,
-    signed: bool,
+    verify: Verify,
     deadline: Deadline,
     last_size: int | None,
 ) -> Binding:
@@ -150,7 +158,7 @@ def bind_exchange(
         context: What the adapter found.
         topology: Or a function of the size.
         name: Of the Exchange.
-        signed: Whether signatures are part of the tags.
+        verify: Of the Exchange.
         deadline: Of each exchange.
         last_size: Ranks of the group that it was bound to before (also in the process that it was
             copied from).
@@ -177,12 +185,14 @@ def bind_exchange(
     else:
         transport, state = LocalTransport(alone=context.alone), _LOCAL.state
     resolved = resolve(topology, context.size)
+    engine = Engine(transport, context.device, state)
+    engine.agree = agreement(transport, verify)
     return Binding(
-        engine=Engine(transport, context.device, state),
+        engine=engine,
         context=context,
         topology=resolved,
         name=name,
-        signed=signed,
+        signed=verify != "off",
         deadline=deadline,
         digest=repr(resolved),
     )
@@ -214,6 +224,13 @@ def resolve(topology: TopologySource, size: int | None) -> Topology:
             f" {resolved.size} processes, or let the size decide: Exchange(Ring, adapter)"
         )
     return resolved
+
+
+def release(group: ProcessGroup) -> None:
+    """Let go of all that Exchanges keep for a group that was destroyed."""
+    state = _STATES.pop(group, None)
+    if state is not None:
+        state.forget()
 
 
 def _state_of(owner: object) -> GroupState:

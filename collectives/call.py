@@ -22,17 +22,22 @@ from .messages import (
     SingleMessage,
 )
 from .plan import Lane, Plan
-from .signature import PHASES, Signature
+from .signature import NO_GRADIENT, PHASES, Signature
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Call"]
+    from .header import Pair
+
+__all__ = ["MOST_CALLS", "Call"]
 
 DIGEST_BITS, SEQUENCE_BITS = 20, 10  # with one bit for the lane: the 31 bits of a gloo tag
 
 
 Specs = tuple[tuple[Leaf, ...], ...]
+# Of one operation: shapes that change at every step would fill the cache, and a call costs about
+# 50 us to make anew.
+MOST_CALLS = 256
 
 
 class _Parcel(NamedTuple):
@@ -53,8 +58,8 @@ class Call:
         recvs: For each lane, what is expected.
         name: Of the Exchange.
         topology: Its repr.
-        grad: Whether grad mode was on in the forward call (and the call has anything to
-            differentiate): it takes part in matching.
+        grad: Whether grad mode was on in the forward call (kept as ``mode``): it takes part in
+            matching where there is anything to differentiate (then ``grad`` is set).
         phase: Index into ``signature.PHASES``.
         signed: Put the signature's digest into the tags.
         owner: Number of the Exchange on its group, in the order of their first calls.
@@ -63,6 +68,8 @@ class Call:
     the tensors that go by themselves, ``send_packs`` and ``recv_packs`` the rest, ``copies`` pairs
     of (input, output) that stay on this rank, ``fills`` the outputs beyond an open end.
     """
+
+    discovers = False
 
     def __init__(
         self,
@@ -78,13 +85,15 @@ class Call:
         owner: int = 0,
     ) -> None:
         self.plan, self.sends, self.recvs = plan, sends, recvs
-        self.name, self.topology, self.grad, self.phase = name, topology, grad, phase
+        self.name, self.topology, self.mode, self.phase = name, topology, grad, phase
         self.signed, self.owner = signed, owner
+        self.pairs: list[Pair] | None = None  # what headers say of it, once they have been asked
         self.inputs = [leaf for lane in sends for leaf in lane]
         self.outputs = [leaf for lane in recvs for leaf in lane]
         self.differentiable_inputs = _differentiable(self.inputs)
         self.differentiable_outputs = _differentiable(self.outputs)
         self.differentiable = bool(self.differentiable_inputs or self.differentiable_outputs)
+        self.grad = grad and self.differentiable
         self.constant_outputs = sorted(
             set(range(len(self.outputs))) - set(self.differentiable_outputs)
         )
@@ -179,7 +188,9 @@ class Call:
         """Return a tag with an empty sequence field; see ``collectives.signature``."""
         digest = 0
         if self.signed:
-            facts = (self.topology, self.name, self.plan.op, self.phase, self.grad, kind)
+            # Of this message alone: another of the call may carry what this end cannot see.
+            grad = self.grad and any(parcel.leaf.differentiable for parcel in parcels)
+            facts = (self.topology, self.name, self.plan.op, self.phase, grad, kind)
             contents = [(parcel.key, parcel.part, str(parcel.leaf)) for parcel in parcels]
             digest = zlib.crc32(repr((facts, contents)).encode()) & ((1 << DIGEST_BITS) - 1)
         return digest << (SEQUENCE_BITS + 1) | (parcels[0].key & 1)
@@ -230,7 +241,7 @@ class Call:
             name=self.name,
             topology=self.topology,
             phase=PHASES[self.phase],
-            grad="grad" if self.grad else "no_grad",
+            grad=NO_GRADIENT if not self.differentiable else "grad" if self.grad else "no_grad",
             step=step,
             tensors=_in_words(self.sends) if self.sends == self.recvs
             else f"{_in_words(self.sends)} for {_in_words(self.recvs)}",

@@ -145,7 +145,7 @@ def _binding(tensor: Tensor, group: ProcessGroup | None) -> Binding:
             context,
             lambda size: Graph(size, ()),
             name="compat",
-            signed=True,
+            verify="auto",
             deadline=Deadline(TIMEOUT),
             last_size=None,
         )

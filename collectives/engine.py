@@ -41,6 +41,8 @@ class Engine:
         transport: Moves the bytes.
         device: Where tensors live.
         state: Of the group.
+
+    ``agree``, where it is set, compares each flight with the peers' before it is posted.
     """
 
     def __init__(self, transport: Transport, device: torch.device, state: GroupState) -> None:
@@ -49,6 +51,7 @@ class Engine:
         self.counters = Counters()
         self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
         self._announce = transport.announce
+        self.agree: Callable[[Flight], None] | None = None
 
     def start(self, flight: Flight, inputs: Sequence[Tensor]) -> Flight:
         """Post all messages of a flight.
@@ -67,7 +70,7 @@ class Engine:
             ]
         else:
             results = list(flight.outs)
-        begun = time.monotonic()
+        begun = flight.begun if flight.agreed else time.monotonic()
         flight.inputs, flight.results, flight.begun = inputs, results, begun
         trace = flight.trace = Trace(call, flight.sequence, self.state.step, begun)
         self.state.history.append(trace)
@@ -77,8 +80,12 @@ class Engine:
         if call.stays:
             _copy_and_fill(flight)
         try:
+            if self.agree is not None:
+                self.agree(flight)
             if self._batch is None:
-                flight.works = self._post(flight, self._send, self._recv)
+                works: list[Work] = []
+                flight.works = works  # what was posted, should a later message not be
+                self._post(flight, self._send, self._recv, works)
             else:
                 flight.works = self._batch(self._in_batch(flight))
         except BaseException as error:
@@ -96,6 +103,7 @@ class Engine:
             flight,
             lambda tensors, peer, tag: sends.append(Post("send", tensors[0], peer, tag)),
             lambda tensors, peer, tag: receives.append(Post("recv", tensors[0], peer, tag)),
+            [],
         )
         return sends + receives
 
@@ -104,12 +112,12 @@ class Engine:
         flight: Flight,
         send: Callable[[list[Tensor], int, int], W],
         recv: Callable[[list[Tensor], int, int], W],
-    ) -> list[W]:
-        """Post the messages of a flight one by one, and return what each post gave."""
+        works: list[W],
+    ) -> None:
+        """Post the messages of a flight one by one, and append what each post gives."""
         call, inputs, results, gaps = flight.call, flight.inputs, flight.results, flight.gaps
         conjugates = call.conjugates
         mix = self.state.step_tag ^ ((flight.sequence & SEQUENCE_MASK) << 1)
-        works = []
         for position, peer, tag, leaf in call.recv_singles:
             target = results[position]
             if gaps and not target.is_contiguous():
@@ -127,7 +135,6 @@ class Engine:
             packed = flight.take(pack, received=False)
             packed.fill([inputs[i] for i in pack.indices])
             works.append(send([packed.flat], peer, tag ^ mix))
-        return works
 
     def _count(self, call: Call) -> None:
         counters = self.counters

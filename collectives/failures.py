@@ -63,7 +63,13 @@ def failure_of(engine: Engine, flight: Flight, error: BaseException) -> BaseExce
     hint = _skipped(engine, flight)
     here = f"(rank {engine.rank} of {engine.size})"
     if isinstance(error, CollectivesError):
-        return type(error)(f"{error} {here}. {hint}") if hint else error
+        record = ""
+        if guard is not None and isinstance(error, ExchangeMismatch):
+            guard.report("mismatch", str(error))  # ranks that are no neighbours only wait
+            record = _record(engine, str(error))
+        more = ". ".join(filter(None, [hint, record]))
+        said = str(error) if here in str(error) else f"{error} {here}"
+        return type(error)(f"{said}. {more}") if more else error
     if not isinstance(error, Exception):
         if guard is not None:
             guard.report("interrupted", f"rank {engine.rank} raised {type(error).__name__}")
@@ -80,20 +86,18 @@ def failure_of(engine: Engine, flight: Flight, error: BaseException) -> BaseExce
         advice = f"{_SAME}." if cause.kind == "mismatch" else ""
     if guard is not None:
         guard.interrupt()  # so that the neighbours need not wait for their own deadlines
-    path = dump(
-        take(
-            state,
-            rank=engine.rank,
-            size=engine.size,
-            group=engine.transport.label,
-            failure=cause.text,
-        )
-    )
+    record = _record(engine, cause.text)
     by = "" if cause.rank == engine.rank else f" [reported by rank {cause.rank}]"
-    record = "" if path is None else f"Flight record: {path}"
     sentences = [f"{signature} failed {elapsed}: {cause.text}{by}", hint, advice, record]
     between = "\n" if "\n" in cause.text else ". "
     return _CLASSES.get(cause.kind, PeerLost)(between.join(filter(None, sentences)))
+
+
+def _record(engine: Engine, failure: str) -> str:
+    """Write the flight record down and say where it is; nothing if it cannot be written."""
+    rank, size, label = engine.rank, engine.size, engine.transport.label
+    path = dump(take(engine.state, rank=rank, size=size, group=label, failure=failure))
+    return "" if path is None else f"Flight record: {path}"
 
 
 def _found_here(engine: Engine, flight: Flight, error: Exception) -> tuple[Cause, str]:
@@ -121,8 +125,11 @@ def _peers(engine: Engine, flight: Flight) -> list[int]:
     call = flight.call
     messages = call.awaited + call.sent
     works = list(flight.works)
-    if engine.transport.batch is None and flight.failed in works and len(works) == len(messages):
-        return [messages[works.index(flight.failed)].peer]
+    if engine.transport.batch is None and messages:
+        if len(works) < len(messages):  # it failed while they were posted
+            return [messages[len(works)].peer]
+        if flight.failed in works:
+            return [messages[works.index(flight.failed)].peer]
     return call.peers
 
 

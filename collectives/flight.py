@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .messages import Buffer, Leaf, Pack
     from .trace import Trace
-    from .transport import Work
+    from .transport import Post, Work
 
 __all__ = ["NOTHING", "Flight"]
 
@@ -54,6 +54,8 @@ class Flight:
     landed = False
     failed: Work | None = None  # whose wait raised
     begun = 0.0
+    agreed = False  # begun before its start: peers have said that they are in the same exchange
+    early: Sequence[Post] = ()  # what goes before the payload, while it is on its way
     adjoint: Callable[[], Sequence[Tensor]] | None = None
 
     def __init__(

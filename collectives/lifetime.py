@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from .agree import Verify
     from .context import Adapter
     from .record import FlightRecord
 
@@ -41,7 +42,7 @@ class BoundLate:
         *,
         name: str | None = None,
         timeout: float = 300.0,
-        verify: Literal["auto", "always", "off"] = "auto",
+        verify: Verify = "auto",
     ) -> None:
         if isinstance(adapter, type) or not callable(getattr(adapter, "context", None)):
             raise ArgumentError(
@@ -58,10 +59,9 @@ class BoundLate:
                 "Exchange: a Mesh is not made by its size alone; say how:"
                 " Exchange(lambda size: Mesh.balanced(size, 2), adapter)"
             )
-        if verify not in ("auto", "off"):
+        if verify not in ("auto", "always", "off"):
             raise ArgumentError(
-                f"Exchange: verify must be 'auto' or 'off', got {verify!r}"
-                + ("; 'always' is not supported yet" if verify == "always" else "")
+                f"Exchange: verify must be 'auto', 'always' or 'off', got {verify!r}"
             )
         self._topology, self._adapter = topology, adapter
         self._name = name or ""
@@ -91,7 +91,7 @@ class BoundLate:
             self._adapter.context(),
             self._topology,
             name=self._name,
-            signed=self._verify == "auto",
+            verify=self._verify,
             deadline=Deadline(self._timeout),
             last_size=self._last_size,
         )

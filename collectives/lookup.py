@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .call import Call, Specs
+from .call import MOST_CALLS, Call, Specs
 from .checks import PLAIN, check_lanes, is_wrapped, plain
+from .discover import Draft, check_draft, refuse_sizes
 from .messages import Leaf
 from .trees import LEAF, Structure, flatten
 
@@ -23,8 +24,6 @@ __all__ = ["Structures", "Trees", "find_call", "plain_key"]
 Trees = tuple[object, ...]
 Structures = list[Structure | None]
 Key = tuple[object, ...]
-# Shapes that change at every step would fill the cache; a call costs about 50 us to make anew.
-_MOST_CALLS = 256
 
 
 def plain_key(trees: Trees, device: torch.device) -> Key | None:
@@ -52,13 +51,15 @@ def find_call(
     inputs, sent, key = _flatten(binding, route.plan.op, trees)
     outputs, structures = inputs, sent
     if like is not None:
+        if route.discover:
+            refuse_sizes(binding, route.plan, "like")
         outputs, structures = _flatten_like(binding, route.plan.op, like)
         key = (key, _key(outputs, structures))
     call = route.calls.get(key)
     if call is None:
         binding.prepare(deadline)
         call = _make_call(binding, route, sent, inputs, structures, outputs)
-        if len(route.calls) >= _MOST_CALLS:
+        if len(route.calls) >= MOST_CALLS:
             route.calls.clear()
         route.calls[key] = call
     for structure in structures:
@@ -133,14 +134,15 @@ def _make_call(
 ) -> Call:
     sends, recvs = _specs(sent, inputs), _specs(arriving, outputs)
     check_lanes(binding, route.plan, sends, recvs)
-    differentiable = any(leaf.differentiable for lane in (*sends, *recvs) for leaf in lane)
-    return Call(
+    if route.discover:
+        check_draft(binding, route.plan, sends)
+    return (Draft if route.discover else Call)(
         route.plan,
         sends,
         recvs,
         name=binding.name,
         topology=binding.digest,
-        grad=differentiable and torch.is_grad_enabled(),
+        grad=torch.is_grad_enabled(),
         signed=binding.signed,
         owner=binding.owner,
     )

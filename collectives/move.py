@@ -15,6 +15,7 @@ from . import autograd
 from .chain import caller
 from .checks import PLAIN, check_fill, check_out
 from .deadline import deadline_of
+from .discover import discover, refuse_sizes
 from .errors import ArgumentError, ExchangeError, PendingDropped
 from .flight import Flight
 from .lookup import Structures, Trees, find_call, plain_key
@@ -154,6 +155,8 @@ def _prepare(
     flight = Flight(engine, call, state.sequence, deadline, outs, fill)
     if gaps:
         flight.gaps = True
+    if route.discover:
+        flight = discover(flight, route.calls)
     return flight, inputs, structures
 
 
@@ -163,6 +166,8 @@ def _flatten_out(
     out: Trees,
     structures: Structures | None,
 ) -> Sequence[Tensor]:
+    if call.discovers:
+        refuse_sizes(binding, call.plan, "out")
     if structures is None:
         for tree in out:
             if type(tree) not in PLAIN:

@@ -36,12 +36,12 @@ def find_route(
         TopologyError: No such axis, or no axes at all.
         ArgumentError: Pairs that are no permutation, or a ``shapes`` that there is not.
     """
-    key = (operation, axis, offset, pairs)
+    key = (operation, axis, offset, pairs, shapes)
     route = binding.routes.get(key)
-    if route is None or shapes != "same":
+    if route is None:
         _check_shapes(shapes, operation)
         plan = make_plan(binding.topology, binding.engine.rank, operation, axis, offset, pairs)
-        route = binding.routes[key] = Route(plan)
+        route = binding.routes[key] = Route(plan, discover=shapes == "discover")
     return route
 
 
@@ -87,12 +87,8 @@ def _rank(value: SupportsIndex) -> int:
 
 
 def _check_shapes(shapes: str, operation: str) -> None:
-    if shapes == "discover":
+    if shapes not in ("same", "discover"):
         raise ArgumentError(
-            f"{operation}: shapes='discover' is not supported yet; give the shapes that arrive"
-            " through like="
-        )
-    if shapes != "same":
-        raise ArgumentError(
-            f"{operation}: shapes must be 'same', got {shapes!r}; like= gives other shapes"
+            f"{operation}: shapes must be 'same' or 'discover', got {shapes!r}; like= gives other"
+            " shapes"
         )

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["PHASES", "Signature"]
+__all__ = ["DISCOVERY", "NO_GRADIENT", "PHASES", "Signature"]
 
 PHASES = ("forward", "backward", "double backward", "tangent")
+# Instead of a grad mode where nothing can have a gradient: the modes of two ranks may differ.
+NO_GRADIENT = "no gradient"
+# Instead of the phase while shapes are being discovered; the payload has the same number.
+DISCOVERY = "discovery"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +26,8 @@ class Signature:
         op: The operation with its arguments, such as ``shift(offset=1, axis='ring')``.
         name: Of the Exchange.
         topology: Its repr.
-        phase: One of :data:`PHASES`.
-        grad: "grad" or "no_grad": the grad mode of the forward call.
+        phase: One of :data:`PHASES`, or :data:`DISCOVERY`.
+        grad: "grad" or "no_grad": the grad mode of the forward call; or :data:`NO_GRADIENT`.
         step: As told by ``mark_step``.
         tensors: What leaves and arrives, lane by lane, in words.
         sequence: Number of the exchange on this group; the backward keeps its forward's.
@@ -51,7 +55,17 @@ class Signature:
     def differences(self, other: Signature) -> list[str]:
         """Return, field by field, what differs between this exchange and ``other``."""
         return [
-            f"{field.name}: {getattr(self, field.name)} / {getattr(other, field.name)}"
+            f"{name}: {getattr(self, name)} / {getattr(other, name)}"
+            for name in self.differing(other)
+        ]
+
+    def differing(self, other: Signature) -> list[str]:
+        """Return the names of the fields in which the two are not one exchange."""
+        ignored = {"where"}
+        if NO_GRADIENT in (self.grad, other.grad):
+            ignored.add("grad")
+        return [
+            field.name
             for field in fields(self)
-            if field.name != "where" and getattr(self, field.name) != getattr(other, field.name)
+            if field.name not in ignored and getattr(self, field.name) != getattr(other, field.name)
         ]

@@ -56,6 +56,7 @@ class GroupState:
         self.waiting: Flight | None = None  # read by the watchdog
         self.guard: Guard | None = None
         self.owners = 0  # Exchanges that have exchanged over it
+        self.agreed: dict[int, set[int]] = {}  # with each peer, where only what is new is agreed on
         self.thread = 0  # the one that exchanges
         self._owner: threading.Thread | None = None
 
@@ -81,6 +82,16 @@ class GroupState:
             )
         self._owner = threading.current_thread()
         self.thread = threading.get_ident()
+
+    def forget(self) -> None:
+        """Let go of all that refers to the group, once it was destroyed.
+
+        The token of the last exchange refers to its graph, and so to the group: nobody else would
+        ever let go of it.
+        """
+        self.chain = Chain()
+        self.wreck = self.waiting = None
+        self.dropped.clear()
 
     def follow(self, numbers: tuple[int, ...]) -> None:
         """Put the step that the runtime says into the signatures, unless somebody marks steps."""

@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("collectives", "adapters")
 FRAMEWORKS = ("lightning", "lightning_fabric", "pytorch_lightning")
 
-PURE = ("errors", "topology", "plan", "signature", "context", "explain", "launcher", "hello")
+PURE = (
+    *("errors", "topology", "plan", "signature", "context", "explain", "launcher", "hello"),
+    *("facts", "header"),
+)
 
 # The worker is a launcher: it makes the groups of test ranks.
 SPEAKS_TO_TORCH_DISTRIBUTED = {

@@ -133,7 +133,8 @@ def entry_of(trace: Trace, mix: int, where: str = "") -> Entry:
     """
     call = trace.call
     whole = trace.signature(where)
-    facts = (whole.op, whole.name, whole.topology, whole.phase, whole.grad, whole.step)
+    # Not the grad mode: it is in the tag of each message for which it matters.
+    facts = (whole.op, whole.name, whole.topology, whole.phase, whole.step)
     short = Signature(
         **{
             **{name: _cut(text) for name, text in _texts(whole).items()},

@@ -97,3 +97,4 @@ class Clerk:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job.run()
+            del job  # or it would hold what it was made for until the next one comes

@@ -124,6 +124,7 @@ class Watchdog:
         """
         guard.leave(f"destroyed its process group after {guard.state.sequence} exchanges")
         guard.interrupt()
+        guard.state.forget()
 
     def _hear(self, signals: list[int]) -> None:
         """Break waits of the main thread that have gone on for too long after a signal.

@@ -103,6 +103,8 @@ def _entry(trace: Trace, clock: float, moment: float, *, waited: bool) -> Entry:
 
 def _lanes(trace: Trace) -> tuple[Lane, ...]:
     call = trace.call
+    if call.discovers:
+        return ()  # what it awaits is not known yet
     lanes = zip(call.plan.lanes, call.sends, call.recvs, strict=True)
     return tuple(
         Lane(lane.key, lane.destination, lane.source, _in_words(sent), _in_words(awaited))

@@ -58,11 +58,11 @@ class Entry:
 
     Args:
         sequence: Number of the exchange on its group; a backward has its forward's.
-        phase: "forward", "backward", "double backward" or "tangent".
+        phase: "forward", "backward", "double backward", "tangent" or "discovery".
         op: The operation with its arguments.
         name: Of the Exchange.
         topology: Its repr.
-        grad: "grad" or "no_grad": the grad mode of the forward call.
+        grad: "grad" or "no_grad": the grad mode of the forward call; or "no gradient".
         step: As told by ``mark_step``.
         tensors: What leaves and arrives, lane by lane, in words.
         state: "done" when everything had been moved, else "under way".

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from ..signature import NO_GRADIENT
 from .line import Line, Wait, lay
 from .values import DONE, Entry, FlightRecord
 from .words import moment, ranks_in_words, seconds_in_words
@@ -51,13 +52,15 @@ def _first_difference(line: Line) -> Iterator[str]:
 
 def _differing_calls(entries: dict[int, Entry]) -> Iterator[str]:
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    modes = {entry.grad for entry in entries.values()} - {NO_GRADIENT}
+    compared = [name for name in _COMPARED if name != "grad" or len(modes) > 1]
     for rank, entry in sorted(entries.items()):
-        alike[tuple(getattr(entry, name) for name in _COMPARED)].append(rank)
+        alike[tuple(getattr(entry, name) for name in compared)].append(rank)
     most, *fewer = sorted(alike.values(), key=lambda ranks: -len(ranks))
     usual = entries[most[0]]
     for ranks in fewer:
         entry = entries[ranks[0]]
-        differ = [n for n in _COMPARED if getattr(entry, n) != getattr(usual, n)]
+        differ = [n for n in compared if getattr(entry, n) != getattr(usual, n)]
         how = ", ".join(
             n if n in _SHOWN else f"{n} ({getattr(entry, n)} / {getattr(usual, n)})" for n in differ
         )

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..signature import DISCOVERY
+
 if TYPE_CHECKING:
     from ..signature import Signature
     from .mailbox import Message
@@ -33,7 +35,7 @@ class Progress:
     def announce(self, signature: Signature | None) -> None:
         """Count an exchange whose messages follow; None: they belong to none."""
         self.signature = signature
-        if signature is not None:
+        if signature is not None and signature.phase != DISCOVERY:
             self.exchanges += 1
             self._ran.add((signature.sequence, signature.phase))
 
@@ -151,7 +153,7 @@ def _differences(message: Message, other: Message) -> list[str]:
         return []
     ranks = f"rank {message.rank} / rank {other.rank}"
     lines = [f"{ranks} differ in {'; '.join(d)}"] if (d := mine.differences(theirs)) else []
-    if mine.grad != theirs.grad:
+    if "grad" in mine.differing(theirs):
         lines.append(
             f"rank {message.rank} exchanges under {mine.grad}, rank {other.rank} under "
             f"{theirs.grad}: use one grad mode on all ranks"

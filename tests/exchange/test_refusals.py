@@ -59,7 +59,9 @@ REFUSALS: dict[str, Refusal] = {
     "double source": (lambda e: e.permute(ONES, [(0, 0), (0, 0)]), ArgumentError, "source"),
     "pair out of range": (lambda e: e.permute(ONES, [(0, 7)]), ArgumentError, "0, 7"),
     "pair of three": (lambda e: e.permute(ONES, [(0, 0, 0)]), ArgumentError, "pairs"),  # type: ignore[list-item]
-    "discover": (lambda e: e.shift(ONES, shapes="discover"), ArgumentError, "not supported yet"),
+    "discover and like": (
+        lambda e: e.shift(ONES, like=ONES, shapes="discover"), ArgumentError, "leave one"
+    ),
     "shapes": (lambda e: e.shift(ONES, shapes="any"), ArgumentError, "'any'"),  # type: ignore[arg-type]
     "timeout": (lambda e: e.shift(ONES, timeout=0), ArgumentError, "positive"),
     "timeout nan": (lambda e: e.shift(ONES, timeout=float("nan")), ArgumentError, "positive"),
@@ -213,8 +215,8 @@ def test_wrong_arguments_of_an_exchange_are_refused_at_once() -> None:
         Exchange(Mesh, adapter)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="expected a topology"):
         Exchange(3, adapter)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="'always' is not supported yet"):
-        Exchange(Ring, adapter, verify="always")
+    with pytest.raises(ArgumentError, match="'always' or 'off', got 'never'"):
+        Exchange(Ring, adapter, verify="never")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="finite number of seconds"):
         Exchange(Ring, adapter, timeout=float("inf"))
     with pytest.raises(TopologyError, match="not yet"):

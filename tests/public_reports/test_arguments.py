@@ -41,7 +41,7 @@ BAD: dict[str, tuple[type[CollectivesError], str, Callable[[Exchange], object]]]
     "quantized": (ArgumentError, "loses its scale", lambda e: e.shift(quantized())),
     "axis": (TopologyError, "ring", lambda e: e.shift(X, axis="tp")),
     "shapes": (ArgumentError, "shapes must be", lambda e: e.shift(X, shapes="other")),  # type: ignore[arg-type]
-    "discover": (ArgumentError, "not supported yet", lambda e: e.shift(X, shapes="discover")),
+    "discover": (ArgumentError, "leave one", lambda e: e.shift(X, like=X, shapes="discover")),
     "peer as text": (ArgumentError, "pairs must hold", lambda e: permute(e, (0, "0"))),
     "peer as bool": (ArgumentError, "pairs must hold", lambda e: permute(e, (0, False))),
     "peer as float": (ArgumentError, "pairs must hold", lambda e: permute(e, (0, 0.0))),
