@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .call import Call
     from .state import GroupState
-    from .transport import Transport
+    from .transport import Transport, Work
 
 __all__ = ["Engine"]
 

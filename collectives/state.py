@@ -90,7 +90,7 @@ class GroupState:
         ever let go of it.
         """
         self.chain = Chain()
-        self.wreck = self.waiting = None
+        self.wreck = self.waiting = self.guard = None
         self.dropped.clear()
 
     def follow(self, numbers: tuple[int, ...]) -> None:

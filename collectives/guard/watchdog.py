@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Watchdog", "describe", "stall_limit", "tell_all", "watchdog"]
 
 _POLL = 0.25  # seconds between two looks, at most
-_PATIENCE = 0.5  # seconds that an exchange may go on after a signal
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE = 0.4  # seconds that an exchange may go on after a signal
 
 
 def stall_limit() -> float:
@@ -42,12 +41,22 @@ def stall_limit() -> float:
     return seconds if seconds > 0 else 1.0
 
 
+def heeded_signals() -> frozenset[int]:
+    """Signals that end a wait: ``COLLECTIVES_SIGNALS``, or SIGINT and SIGTERM; "off" for none."""
+    names = os.environ.get("COLLECTIVES_SIGNALS", "SIGINT SIGTERM").replace(",", " ").split()
+    return frozenset(
+        number
+        for name in names
+        if isinstance(number := getattr(signal, name, None), signal.Signals)
+    )
+
+
 class Watchdog:
     """Looks after all groups of this process."""
 
     def __init__(self) -> None:
         self.clerk = Clerk()
-        self._stall = stall_limit()
+        self._stall, self._signals = stall_limit(), heeded_signals()
         self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
         self._wakeup = Wakeup()
         self._stopping = False
@@ -130,10 +139,11 @@ class Watchdog:
         """Break waits of the main thread that have gone on for too long after a signal.
 
         Not at once, and only where Python has a handler to run: a handler that merely takes a note
-        (Lightning's for SIGTERM) must not cost an exchange that is about to succeed.
+        (Lightning's for SIGTERM) must not cost an exchange that is about to succeed. One that waits
+        for a slower rank is lost; ``COLLECTIVES_SIGNALS=SIGINT`` lets it wait.
         """
         for number in signals:
-            if number in _SIGNALS and callable(signal.getsignal(number)):
+            if number in self._signals and callable(signal.getsignal(number)):
                 waiting = [g.state.waiting for g in self.guards() if _in_main_thread(g)]
                 flights = [flight for flight in waiting if flight is not None]
                 self._signal = (number, time.monotonic() + _PATIENCE, flights)
