@@ -4,10 +4,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help .venv demo test faults lint bench
+.PHONY: help .venv demo test faults lint bench bench-guard
 
 help: ## Say what can be made
-	@awk -F ':.*## ' '/^[.a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv: .venv/installed ## Make the virtual environment, or bring it up to date
 
@@ -33,3 +33,6 @@ lint: .venv ## Check style, types and the direction of imports
 
 bench: .venv ## Compare the cost of an exchange with the function that people copy
 	$(BIN)/python -m benchmarks.exchange
+
+bench-guard: .venv ## Measure what the guard adds to bare calls of the process group
+	$(BIN)/python -m benchmarks.guard

@@ -27,7 +27,7 @@ Samples = dict[str, list[float]]  # seconds per call, by contestant and round
 _WARM_UP = 2
 _FEWEST, _MOST = 2, 2000  # calls per round
 _PAUSE, _LONGEST_PAUSE = 0.3, 0.5  # after a round: its part in which others may run; seconds
-_BLOCK = 16  # calls whose thread time is taken together: the clock has a cost of its own
+_BLOCK = 16  # calls whose processor time is taken together: the clock has a cost of its own
 
 
 class Spread(NamedTuple):
@@ -70,8 +70,14 @@ class Referee:
             samples[name].append(self._agree(statistics.median(durations), dist.ReduceOp.MAX))
         return samples
 
-    def spend(self, contestants: Contestants) -> Samples:
-        """Count the processor time of the calling thread: its own work, however long it waits.
+    def spend(
+        self, contestants: Contestants, clock: Callable[[], float] = time.thread_time
+    ) -> Samples:
+        """Count processor time: work, however long it waits.
+
+        Args:
+            contestants: Who has a turn.
+            clock: Of the calling thread, or ``time.process_time`` of all threads.
 
         Returns:
             The mean call of each turn and all ranks.
@@ -80,7 +86,7 @@ class Referee:
         calls = min(counts.values())
         samples: Samples = {name: [] for name in contestants}
         for name in self._turns(contestants):
-            spent = _thread_time(contestants[name], calls)
+            spent = _spent(contestants[name], calls, clock)
             samples[name].append(self._agree(spent, dist.ReduceOp.SUM) / dist.get_world_size())
         return samples
 
@@ -136,13 +142,13 @@ def in_turn(names: Iterable[str], number: int) -> list[str]:
     return order[first:] + order[:first]
 
 
-def _thread_time(call: Callable[[], object], calls: int) -> float:
+def _spent(call: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
     call()
     blocks = max(1, calls // _BLOCK)
     spent = 0.0
     for _ in range(blocks):
-        begun = time.thread_time()
+        begun = clock()
         for _ in range(_BLOCK):
             call()
-        spent += time.thread_time() - begun
+        spent += clock() - begun
     return spent / (blocks * _BLOCK)

@@ -9,8 +9,7 @@ import argparse
 import functools
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -20,10 +19,12 @@ from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Received, Ring
 
 from . import plain
+from .command import command_line, finish, new_report
 from .contest import Contestants, Referee, Samples, in_turn
 from .imports import time_imports
 from .nowhere import Nowhere, NowhereAdapter
-from .ranks import become_urgent, run_ranks
+from .payload import check_received, payload
+from .ranks import run_ranks
 from .report import Measurement, Report, Target
 
 __all__ = ["main"]
@@ -68,19 +69,16 @@ TARGETS = (
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, and return the exit code."""
     options = _parser().parse_args(arguments)
-    rounds = options.rounds or (3 if options.quick else 7)
-    report = Report(TARGETS, rounds=rounds, urgent=become_urgent())
-    program = functools.partial(_between_ranks, rounds, quick=options.quick, only=options.only)
+    report = new_report(options, TARGETS)
+    program = functools.partial(
+        _between_ranks, report.rounds, quick=options.quick, only=options.only
+    )
     if not options.only or set(options.only) & {"exchange", "many", "python"}:
         for measurement in run_ranks(2, program, LIMIT):
             report.add(measurement)
     if not options.only or "import" in options.only:
-        measure_import(report, rounds)
-    report.print_targets()
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(report.as_json())
-    return 1 if options.strict and not report.all_met else 0
+        measure_import(report, report.rounds)
+    return finish(report, options)
 
 
 def _between_ranks(rounds: int, *, quick: bool, only: list[str]) -> Iterator[Measurement]:
@@ -103,7 +101,7 @@ def _between_ranks(rounds: int, *, quick: bool, only: list[str]) -> Iterator[Mea
 
 def measure_exchange(exchange: Exchange, referee: Referee, name: str, size: int) -> Measurement:
     """One tensor to each side."""
-    to_left, to_right = _payload(exchange.rank, size // 4)
+    to_left, to_right = payload(exchange.rank, size // 4)
     peer = 1 - exchange.rank  # of two ranks: left and right
     out = Received(torch.empty_like(to_right), torch.empty_like(to_left))
     copied = functools.partial(plain.neighbour_exchange_bidir, peer, peer, to_left, to_right)
@@ -116,7 +114,7 @@ def measure_exchange(exchange: Exchange, referee: Referee, name: str, size: int)
         OURS_NEW: ours,
     }
     with torch.no_grad():
-        _check(exchange, [ours()])
+        check_received(exchange, [ours()])
         samples = referee.race(contestants)
     title = f"Two-way exchange of {name} each way, no grad"
     return Measurement(f"exchange {name}", title, COPIED, samples)
@@ -124,7 +122,7 @@ def measure_exchange(exchange: Exchange, referee: Referee, name: str, size: int)
 
 def measure_many(exchange: Exchange, referee: Referee) -> Measurement:
     """Many small tensors to each side in one call."""
-    pairs = [_payload(exchange.rank, SMALL // 4) for _ in range(MANY)]
+    pairs = [payload(exchange.rank, SMALL // 4) for _ in range(MANY)]
     to_left, to_right = [a for a, _ in pairs], [b for _, b in pairs]
     peer = 1 - exchange.rank  # of two ranks: left and right
     out = Received([x.clone() for x in to_right], [x.clone() for x in to_left])
@@ -142,7 +140,7 @@ def measure_many(exchange: Exchange, referee: Referee) -> Measurement:
     }
     with torch.no_grad():
         received = ours()
-        _check(exchange, zip(received.from_left, received.from_right, strict=True))
+        check_received(exchange, zip(received.from_left, received.from_right, strict=True))
         samples = referee.race(contestants)
     return Measurement("many", f"{MANY} tensors of 4 KiB each way in one call", LOOP, samples)
 
@@ -152,7 +150,7 @@ def measure_python(
 ) -> Iterator[Measurement]:
     """Processor time of the calling thread in an exchange of 4 B, without and with grad."""
     rank = exchange.rank
-    to_left, to_right = _payload(rank, 1)
+    to_left, to_right = payload(rank, 1)
     out = Received(torch.empty_like(to_right), torch.empty_like(to_left))
     bare = plain.bare_calls(calls, 1 - rank, to_left, to_right)
     for grad in (False, True):
@@ -192,29 +190,11 @@ def measure_import(report: Report, rounds: int) -> None:
     report.claim("import collectives never imports Lightning", holds=not loaded)
 
 
-def _payload(rank: int, count: int) -> tuple[Tensor, Tensor]:
-    """Return what goes left and what goes right; the values say from whom and where to."""
-    return torch.full((count,), 10.0 * rank + 1), torch.full((count,), 10.0 * rank + 2)
-
-
-def _check(exchange: Exchange, received: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Raise unless what arrived is what the other rank sent: a wrong answer is no contestant."""
-    peer = 1 - exchange.rank
-    for from_left, from_right in received:
-        # What it meant for its right comes from my left, on two ranks too.
-        if not (from_left == 10.0 * peer + 2).all() or not (from_right == 10.0 * peer + 1).all():
-            raise RuntimeError(f"wrong values on rank {exchange.rank}: {from_left}, {from_right}")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.exchange", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 rounds, nothing above 1 MiB")
-    parser.add_argument("--rounds", type=int, help="rounds of each measurement (default: 7)")
+    parser = command_line("benchmarks.exchange", __doc__)
     parser.add_argument(
         "--only", nargs="+", default=[], choices=["exchange", "many", "python", "import"]
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all samples there")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 if a target is missed")
     return parser
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from benchmarks.exchange import main
+from benchmarks import exchange, guard
 from benchmarks.ranks import run_ranks
 
 
@@ -50,8 +50,18 @@ def test_ranks_that_never_end_are_an_error_and_gone() -> None:
 def test_the_benchmark_measures_and_writes_what_it_saw(tmp_path: Path) -> None:
     written = tmp_path / "new" / "bench.json"
     quick = ["--quick", "--rounds", "1", "--only", "exchange", "many", "python"]
-    assert main([*quick, "--json", str(written)]) == 0
+    assert exchange.main([*quick, "--json", str(written)]) == 0
+    check_samples(written, 3 + 1 + 4)
+
+
+def test_what_the_guard_costs_is_measured_by_three_clocks(tmp_path: Path) -> None:
+    written = tmp_path / "bench.json"
+    assert guard.main(["--quick", "--rounds", "1", "--json", str(written)]) == 0
+    check_samples(written, 3 * 3)
+
+
+def check_samples(written: Path, count: int) -> None:
     measurements = json.loads(written.read_text())["measurements"]
-    assert len(measurements) == 3 + 1 + 4
+    assert len(measurements) == count
     for measurement in measurements:
         assert all(seconds > 0 for (seconds,) in measurement["samples"].values())
