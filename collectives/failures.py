@@ -16,7 +16,7 @@ from .errors import (
     ExchangeTimeout,
     PeerLost,
 )
-from .guard import Cause
+from .guard import Cause, Guard
 from .record import dump, take
 from .transport.group import failure_kind
 
@@ -109,7 +109,7 @@ def _found_here(engine: Engine, flight: Flight, error: Exception) -> tuple[Cause
     if kind == "timeout":
         text = f"rank {rank} got no answer from rank {names}"
         known = [] if guard is None else [guard.whereabouts(peers)]
-        advice = f"{_advice(flight)} A slow rank needs a longer timeout="
+        advice = f"{_advice(flight, guard)}A slow rank needs a longer timeout="
         return Cause(kind, rank, "; ".join([text, *known])), advice
     if kind == "lost":
         left = "" if guard is None else guard.farewell(peers[0])
@@ -133,10 +133,12 @@ def _peers(engine: Engine, flight: Flight) -> list[int]:
     return call.peers
 
 
-def _advice(flight: Flight) -> str:
+def _advice(flight: Flight, guard: Guard | None) -> str:
+    # With a guard, ranks that wait in different exchanges have been found by now.
+    same = f"{_SAME}. " if guard is None else ""
     if flight.call.phase == 0:
-        return f"{_SAME}."
-    return f"Does the loss of that rank depend on it (loss = exchange.join(loss))? {_SAME}."
+        return same
+    return f"Does the loss of that rank depend on it (loss = exchange.join(loss))? {same}"
 
 
 def _skipped(engine: Engine, flight: Flight) -> str:
