@@ -57,7 +57,7 @@ def attach(
         # left for the one before: each has a generation of its own.
         store = open_store(group)
         generation = greet(store, facts, timeout=timeout, label="hello", stop=given_up)
-        return Board(cast("StoreLike", page(store, generation)))
+        return Board(cast("StoreLike", page(store, generation)), facts.rank)
 
     try:
         board = dog.clerk.call(meet, timeout + _GRACE)

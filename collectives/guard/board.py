@@ -42,10 +42,11 @@ class Board:
 
     Args:
         store: With a prefix of this group and generation.
+        rank: Of this process in the group.
     """
 
-    def __init__(self, store: StoreLike) -> None:
-        self._store = store
+    def __init__(self, store: StoreLike, rank: int) -> None:
+        self._store, self._rank = store, rank
 
     def publish(self, account: Account) -> None:
         """Tell where this rank stands."""
@@ -60,20 +61,31 @@ class Board:
     def report(self, cause: Cause) -> Cause:
         """Tell why the group failed; return the cause that was there first."""
         text = self._store.compare_set(_CAUSE, "", cause.dumps())
+        self._store.set(f"aware/{self._rank}", "")
         return read_cause(text) or cause
 
     def cause(self) -> Cause | None:
         """Return why the group failed, if anyone has said so."""
         text = self._read(_CAUSE)
-        return None if text is None else read_cause(text)
+        if text is None:
+            return None
+        self._store.set(f"aware/{self._rank}", "")
+        return read_cause(text)
 
-    def call_for(self, rank: int) -> None:
+    def unaware(self, size: int) -> list[int]:
+        """Return the ranks that have neither reported nor read the cause."""
+        return self._without("aware", size)
+
+    def call_for_renewal(self) -> None:
         """Say that this rank is ready for the next generation."""
-        self._store.set(f"renew/{rank}", "")
+        self._store.set(f"renew/{self._rank}", "")
 
     def missing(self, size: int) -> list[int]:
         """Return the ranks that have not called for the next generation."""
-        return [rank for rank in range(size) if not self._store.check([f"renew/{rank}"])]
+        return self._without("renew", size)
+
+    def _without(self, key: str, size: int) -> list[int]:
+        return [rank for rank in range(size) if not self._store.check([f"{key}/{rank}"])]
 
     def _read(self, key: str) -> bytes | None:
         return self._store.get(key) if self._store.check([key]) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["Clerk", "ClerkTimeoutError"]
 
 T = TypeVar("T")
+
+# Seconds after which a store that has not answered is taken for frozen, and asked no more.
+_FROZEN = 2.0
 
 
 class ClerkTimeoutError(TimeoutError):
@@ -27,6 +31,7 @@ class _Job(Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self._finished = threading.Event()
+        self._made = time.monotonic()
         self._result: list[T] = []
         self._error: BaseException | None = None
 
@@ -36,6 +41,11 @@ class _Job(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
             self._error = error
         self._finished.set()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it ends so soon; not waited for where it has taken long enough already."""
+        over = self._made + _FROZEN - time.monotonic()
+        return self._finished.wait(max(0.0, min(seconds, over)))
 
     def wait(self, seconds: float) -> T:
         if not self._finished.wait(seconds):
@@ -58,11 +68,14 @@ class Clerk:
         """Return what ``call()`` returns, or raise what it raises.
 
         Raises:
-            ClerkTimeoutError: It took longer, or an earlier call that took too long is not over.
+            ClerkTimeoutError: It took longer, with what is left of an earlier call that did; or the
+                store is frozen.
         """
+        begun = time.monotonic()
         late = self._late
-        if late is not None and not late._finished.is_set():
+        if late is not None and not late.ends_within(seconds):
             raise ClerkTimeoutError("the store has not answered an earlier call")
+        seconds -= time.monotonic() - begun
         job = _Job(call)
         self._start()
         self._jobs.put(job)  # type: ignore[arg-type]

@@ -191,15 +191,23 @@ class Guard:
         """Meet the other ranks before the next generation; return those that did not come."""
 
         def meet() -> list[int]:
-            self._board.call_for(self.rank)
-            end = time.monotonic() + seconds
-            while (missing := self._board.missing(self.size)) and time.monotonic() < end:
-                time.sleep(0.02)
-            return missing
+            self._board.call_for_renewal()
+            return _await_none(self._board.missing, self.size, seconds)
 
-        everybody = list(range(self.size))
         missing = self._clerk.ask(meet, seconds + _NOTE)
-        return [r for r in everybody if r != self.rank] if missing is None else missing
+        if missing is None:
+            return [rank for rank in range(self.size) if rank != self.rank]
+        return missing
+
+    def linger(self, seconds: float) -> None:
+        """Wait until all ranks know why the group failed, but not longer.
+
+        The process of rank 0 mostly holds the store, and takes the cause with it when it ends.
+        """
+        if self.rank == 0 and self._cause is not None:
+            self._clerk.ask(
+                lambda: _await_none(self._board.unaware, self.size, seconds), seconds + _NOTE
+            )
 
     def _publish(self) -> None:
         account = self._account(self._published)
@@ -224,6 +232,14 @@ class Guard:
             return flight.record.where
         frame = sys._current_frames().get(self.state.thread)
         return "" if frame is None else place_in(frame)
+
+
+def _await_none(missing: Callable[[int], list[int]], size: int, seconds: float) -> list[int]:
+    """Ask until nobody is missing, or for so many seconds; return who still is."""
+    end = time.monotonic() + seconds
+    while (ranks := missing(size)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return ranks
 
 
 def _where(rank: int, account: Account | None) -> str:

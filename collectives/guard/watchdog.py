@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Watchdog", "describe", "stall_limit", "tell_all", "watchdog"]
 
 _POLL = 0.25  # seconds between two looks, at most
+_LINGER = 1.5  # seconds that others have to read why a group failed
 _PATIENCE = 0.4  # seconds that an exchange may go on after a signal
 
 
@@ -93,6 +94,7 @@ class Watchdog:
                 guard.report("raised", f"rank {guard.rank} {farewell}")
             else:
                 guard.leave(f"{farewell} after {guard.state.sequence} exchanges")
+            guard.linger(_LINGER)
         self._stopping = True
         self._wakeup.nudge()
         self._thread.join(1.0)
