@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
 from collectives.discovery import describe
-from collectives.errors import ArgumentError, CollectivesError, ExchangeError
+from collectives.errors import ArgumentError, CollectivesError
 from collectives.guard import describe as describe_error
 
 if TYPE_CHECKING:
@@ -146,9 +146,8 @@ class _ExchangeHooks:
         """Tell the other ranks at once, which would otherwise wait for this one."""
         *_, exception = arguments  # after trainer and module
         assert isinstance(exception, BaseException)
-        if not isinstance(exception, ExchangeError):  # that one they know
-            with suppress(CollectivesError):
-                self._exchange.abort(describe_error(exception))
+        with suppress(CollectivesError):  # Lightning goes on with the exception itself
+            self._exchange.abort(describe_error(exception))
 
     def teardown(self, *_: object, **__: object) -> None:
         """Close the exchange, if that was asked for."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from .binding import Binding, TopologySource, bind_exchange
 from .checks import check_numbers
 from .deadline import Deadline, deadline_of
-from .errors import ArgumentError, CollectivesError, ExchangeClosed, ExchangeError
+from .errors import ArgumentError, CollectivesError, ExchangeClosed
 from .guard import describe, stay_away, watchdog
 from .joining import join_chain
 from .move import raise_left_over
@@ -204,8 +204,7 @@ class BoundLate:
             self.close()
             return
         with contextlib.suppress(CollectivesError):  # the error of the block is the one to see
-            if not isinstance(error, ExchangeError):
-                self._fail("raised", f"raised {describe(error)}")
+            self._fail("raised", f"raised {describe(error)}")
             self.close()
 
     # -- the backward ----------------------------------------------------------------------------

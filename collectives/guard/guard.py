@@ -63,7 +63,7 @@ class Guard:
         self._probed = 0.0
         self._aside: Aside | None = None
         self._cause: Cause | None = None
-        self._left = ""
+        self._left = self._elsewhere = ""
         self._closed: tuple[int, ...] = ()
 
     # -- called by the watchdog ------------------------------------------------------------------
@@ -108,6 +108,18 @@ class Guard:
             return None
         text = f"the connection of rank {self.rank} to rank {gone[0]} was closed"
         return self.report("lost", text)
+
+    @property
+    def stuck(self) -> str:
+        """What this rank is stuck in, in words."""
+        flight = self._published
+        return "" if flight is None else str(flight.trace.signature(self._where(flight)))
+
+    def tell_elsewhere(self, where: str) -> None:
+        """Tell the ranks of this group what this rank is stuck in, in another group."""
+        if where != self._elsewhere:
+            self._elsewhere = where
+            self._publish()
 
     def fail(self, cause: Cause) -> None:
         """Break the waits of this rank; they raise ``cause``."""
@@ -224,7 +236,13 @@ class Guard:
                 where = self._where(flight)
             entries.append(entry_of(trace, tag_mix(trace.step, trace.sequence), where))
         return Account(
-            self.rank, tuple(entries), waits, self.state.sequence, self._left, self._closed
+            self.rank,
+            tuple(entries),
+            waits,
+            self.state.sequence,
+            self._left,
+            self._closed,
+            self._elsewhere,
         )
 
     def _where(self, flight: Flight) -> str:
@@ -246,8 +264,8 @@ def _where(rank: int, account: Account | None) -> str:
     if account is not None and account.left:
         return f"rank {rank} {account.left}"
     if account is not None and account.elsewhere:
-        return f"rank {rank} waited in another group, in {account.elsewhere}"
+        return f"rank {rank} waits in another group, in {account.elsewhere}"
     return (
-        f"rank {rank} has not been stuck in an exchange of this group: it computes, is stopped, or"
-        " cannot be reached"
+        f"rank {rank} is not stuck in any exchange: it computes, waits for something else (data, a"
+        " collective), is stopped, or cannot be reached"
     )

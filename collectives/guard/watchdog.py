@@ -18,7 +18,6 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
-from ..errors import ExchangeError
 from .clerk import Clerk
 from .wakeup import Wakeup
 
@@ -109,8 +108,12 @@ class Watchdog:
     def _run(self) -> None:
         while not self._stopping:
             self._hear(self._wakeup.wait(min(_POLL, self._stall / 2)))
-            for guard in self.guards():
+            guards = self.guards()
+            for guard in guards:
                 self._look_after(guard)
+            for guard in guards:
+                others = (other.stuck for other in guards if other is not guard)
+                guard.tell_elsewhere(next(filter(None, others), ""))
 
     def _look_after(self, guard: Guard) -> None:
         try:
@@ -167,10 +170,11 @@ _watchdog: list[Watchdog] = []
 
 
 def tell_all(error: BaseException) -> None:
-    """Fail the exchanges of all groups of this process, on all ranks, because of an error here."""
-    if isinstance(error, ExchangeError) or not _watchdog:
-        return  # that one they know
-    for guard in _watchdog[0].guards():
+    """Fail the exchanges of all groups of this process, on all ranks, because of an error here.
+
+    Where the error is that of an exchange, they know: the first cause stays.
+    """
+    for guard in _watchdog[0].guards() if _watchdog else ():
         guard.fail(guard.report("raised", f"rank {guard.rank} raised {describe(error)}"))
 
 
