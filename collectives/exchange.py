@@ -25,7 +25,7 @@ class Exchange(Moves):
             that a message of another exchange cannot match; where the backend has no tags (NCCL)
             two ranks compare headers of 64 bytes before anything new between them. ``"always"``:
             before every exchange, forward and backward, so that both ends of a mismatch know within
-            a round trip. ``"off"``: neither, and nobody watches over its waits. The same on all ranks.
+            a round trip. ``"off"``: neither, and nobody watches over waits. The same on all ranks.
 
     Example:
         >>> from collectives.testing import simulate
