@@ -208,6 +208,8 @@ def _explain(text: str) -> str:
             f" interface of this host that has an address (it has {interfaces}), got: {text};"
             " correct the variable or leave it out"
         )
+    if "closed by peer" in text or "reset by peer" in text:
+        return f"another rank ended while gloo connected: {text}; see its own output"
     if "connectFullMesh" in text or "SO_ERROR" in text or "onnect timeout" in text:
         return (
             "gloo cannot connect to the address that another rank gave, which is a loopback"
