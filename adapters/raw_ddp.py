@@ -17,10 +17,11 @@ from collectives.binding import release
 from collectives.devices import pick_device, set_current_device, with_index
 from collectives.discovery import GroupChoice
 from collectives.errors import ArgumentError, ContextError, PeerLost
-from collectives.guard import tell_all
+from collectives.guard import known_cause, leave_all, tell_all
 from collectives.launcher import Launch, find_launch, unfinished_launch
 from collectives.renewal import successor
 from collectives.runtime import bind_group, default_group, refuse_data_worker
+from collectives.transport.control import meet_at_end
 from collectives.transport.start import start_group
 
 if TYPE_CHECKING:
@@ -146,13 +147,15 @@ class RawDDPAdapter:
             return
         newest = successor(made)  # Exchange.renew() may have left the one made here
         _ended.extend({made, newest})
+        leave_all("is at the end of its block")
         try:
             # A rank that leaves at once closes connections that others still read.
-            dist.barrier(newest)
+            meet_at_end(newest, self._timeout)
         except RuntimeError as failure:
             raise PeerLost(
-                "RawDDPAdapter: end of the block: expected all ranks, but one ended or failed"
-                f" before (rank {made.rank()} of {made.size()}); see its own error"
+                "RawDDPAdapter: at the end of the block: expected all ranks, but one ended or"
+                f" failed before (says rank {made.rank()} of {made.size()}):"
+                f" {known_cause() or str(failure).partition('. This is')[0]}; see its output"
             ) from failure
         dist.destroy_process_group()
         for group in (made, newest):

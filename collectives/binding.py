@@ -126,7 +126,14 @@ class Binding:
         """Put the group under guard, before the first exchange over it."""
         group, state = self.guarded, self.engine.state
         if group is not None and state.guard is None:
-            attach(state, group, self.engine.device, self.digest, deadline.seconds)
+            attach(
+                state,
+                group,
+                self.engine.device,
+                label=self.engine.transport.label,
+                topology=self.digest,
+                timeout=deadline.seconds,
+            )
         if not self.owner:
             state.owners += 1
             self.owner = state.owners

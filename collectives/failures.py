@@ -81,11 +81,12 @@ def failure_of(engine: Engine, flight: Flight, error: BaseException) -> BaseExce
     if cause is None:
         cause, advice = _found_here(engine, flight, error)
         if guard is not None:
-            guard.report(cause.kind, f"{cause.text} (it was in {signature})")
+            guard.report(cause.kind, f"{cause.text} (rank {engine.rank} was in {signature})")
     else:
         advice = f"{_SAME}." if cause.kind == "mismatch" else ""
     if guard is not None:
         guard.interrupt()  # so that the neighbours need not wait for their own deadlines
+    state.broken = f"{cause.text} [reported by rank {cause.rank}]"
     record = _record(engine, cause.text)
     by = "" if cause.rank == engine.rank else f" [reported by rank {cause.rank}]"
     sentences = [f"{signature} failed {elapsed}: {cause.text}{by}", hint, advice, record]
@@ -107,7 +108,7 @@ def _found_here(engine: Engine, flight: Flight, error: Exception) -> tuple[Cause
     names = " or ".join(map(str, peers))
     kind = failure_kind(error)
     if kind == "timeout":
-        text = f"rank {rank} got no answer from rank {names}"
+        text = f"rank {rank} got no answer from rank {names} in {flight.deadline.seconds:g} s"
         known = [] if guard is None else [guard.whereabouts(peers)]
         advice = f"{_advice(flight, guard)}A slow rank needs a longer timeout="
         return Cause(kind, rank, "; ".join([text, *known])), advice

@@ -155,16 +155,13 @@ class BoundLate:
         Args:
             reason: A sentence for the error text of all ranks.
         """
-        self._fail("aborted", f"aborted: {reason}")
-
-    def _fail(self, kind: str, what: str) -> None:
         binding = self._bound()
-        state, text = binding.engine.state, f"rank {binding.engine.rank} {what}"
-        state.broken = state.broken or text
+        state = binding.engine.state
+        state.broken = state.broken or f"rank {binding.engine.rank} aborted: {reason}"
         if state.guard is not None:
-            state.guard.fail(state.guard.report(kind, text))
+            state.guard.give_up("aborted", f"aborted: {reason}")
         elif binding.guarded:
-            stay_away(binding.guarded, binding.digest, text, seconds=1.0)
+            stay_away(binding.guarded, binding.digest, state.broken, seconds=1.0)
 
     def renew(self, timeout: float = 60.0) -> None:
         """Go on over a new process group, after a failure that all ranks outlived.
@@ -204,7 +201,11 @@ class BoundLate:
             self.close()
             return
         with contextlib.suppress(CollectivesError):  # the error of the block is the one to see
-            self._fail("raised", f"raised {describe(error)}")
+            guard = self._bound().engine.state.guard
+            if guard is None:
+                self.abort(describe(error))
+            else:
+                guard.raised(error)
             self.close()
 
     # -- the backward ----------------------------------------------------------------------------

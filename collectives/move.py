@@ -100,8 +100,9 @@ def raise_left_over(binding: Binding) -> None:
     state = binding.engine.state
     if state.broken is not None:
         raise ExchangeError(
-            f"this group cannot be used any more {binding.here}, because {state.broken}. Start the"
-            " processes again from the last checkpoint, or make a new process group"
+            f"this group cannot be used any more {binding.here}, because {state.broken}. Where all"
+            " ranks live, call exchange.renew() on all of them; else start the processes again from"
+            " the last checkpoint"
         )
     if state.dropped:
         dropped, state.dropped[:] = list(state.dropped), []

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from .errors import ContextError, PeerLost
-from .transport.control import make_again
+from .transport.control import destroy, make_again
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -17,6 +17,7 @@ __all__ = ["renew_group", "successor"]
 
 # By the group that failed. Exchanges over one group follow each other to the same new one.
 _SUCCESSORS: weakref.WeakKeyDictionary[ProcessGroup, ProcessGroup] = weakref.WeakKeyDictionary()
+_MADE: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
 def successor(group: ProcessGroup) -> ProcessGroup:
@@ -54,4 +55,11 @@ def renew_group(group: ProcessGroup, guard: Guard | None, timeout: float, here: 
             f"renew: torch could not make a new process group {here}: {error}; start all ranks"
             " again from the last checkpoint"
         ) from error
+    for older, follower in list(_SUCCESSORS.items()):
+        if follower is group:
+            _SUCCESSORS[older] = newer
     _SUCCESSORS[group] = newer
+    if group in _MADE:  # of ours, and nobody else's
+        _MADE.discard(group)
+        destroy(group)
+    _MADE.add(newer)

@@ -45,7 +45,9 @@ class GroupState:
     def __init__(self) -> None:
         self.sequence = 0
         self.chain = Chain()
-        self.step: tuple[int, ...] = ()
+        self.step: tuple[int, ...] = ()  # marks, and the position in a loop of even_steps
+        self.loop: tuple[int, ...] = ()
+        self._marks: tuple[int, ...] = ()
         self.step_tag = 0
         self.marked = False  # whether somebody called mark_step, who knows better than the adapter
         self.broken: str | None = None
@@ -95,13 +97,19 @@ class GroupState:
 
     def follow(self, numbers: tuple[int, ...]) -> None:
         """Put the step that the runtime says into the signatures, unless somebody marks steps."""
-        if numbers != self.step and not self.marked:
+        if numbers != self._marks and not self.marked:
             self.mark_step(numbers)
 
     def mark_step(self, numbers: tuple[int, ...]) -> None:
         """Put the step into the signatures of what follows."""
-        self.step = numbers
-        self.step_tag = _step_tag(numbers)
+        self._marks = numbers
+        self.step = numbers + self.loop
+        self.step_tag = _step_tag(self.step)
+
+    def enter_loop(self, numbers: tuple[int, ...]) -> None:
+        """Put the position in a loop into the signatures: a rank that leaves it alone is found."""
+        self.loop = numbers
+        self.mark_step(self._marks)
 
 
 def tag_mix(step: tuple[int, ...], sequence: int) -> int:

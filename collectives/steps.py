@@ -78,9 +78,10 @@ def even_steps(
     Step by step, a batch is fetched before it is known whether it will be used.
 
     Leaving the loop early tells nobody, since ranks that all leave at the same step need not be
-    told. So ``break`` on all ranks at the same step, or on none. Where one rank leaves alone, by
-    ``break`` or by an exception, the others wait in the next exchange or agreement and raise an
-    :class:`~collectives.errors.ExchangeError` that names it, at its deadline at the latest. To stop
+    told. So ``break`` on all ranks at the same step, or on none. The number of the step is part of
+    the signature of every exchange in the loop; so where one rank leaves alone, its next exchange
+    fits to none of the others', and where it makes none, they raise an
+    :class:`~collectives.errors.ExchangeError` at their deadline at the latest. To stop
     all ranks for a reason that one of them sees, let its loader end; it must have no length then::
 
         even_steps(itertools.takewhile(lambda _: not done(), loader), exchange)
@@ -190,6 +191,18 @@ def _routes(binding: Binding, op: str) -> list[Route]:
 
 
 def _steps(loader: Iterable[T], agreement: _Agreement) -> Iterator[T | None]:
+    """Count the steps where all ranks see it: a rank that leaves the loop alone does not fit."""
+    state = agreement.exchange._bound().engine.state
+    outer = state.loop
+    try:
+        for number, batch in enumerate(_agreed(loader, agreement)):
+            state.enter_loop((*outer, number))
+            yield batch
+    finally:
+        state.enter_loop(outer)
+
+
+def _agreed(loader: Iterable[T], agreement: _Agreement) -> Iterator[T | None]:
     length = _length(loader)
     total = agreement.steps(length)
     batches = iter(loader)

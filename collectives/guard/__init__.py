@@ -9,7 +9,17 @@ exchange that succeeds.
 
 from .account import Cause
 from .attach import attach, stay_away
-from .guard import Guard
-from .watchdog import describe, tell_all, watchdog
+from .guard import Guard, describe
+from .watchdog import known_cause, leave_all, tell_all, watchdog
 
-__all__ = ["Cause", "Guard", "attach", "describe", "stay_away", "tell_all", "watchdog"]
+__all__ = [
+    "Cause",
+    "Guard",
+    "attach",
+    "describe",
+    "known_cause",
+    "leave_all",
+    "stay_away",
+    "tell_all",
+    "watchdog",
+]

@@ -33,7 +33,13 @@ _GRACE = 2.0
 
 
 def attach(
-    state: GroupState, group: ProcessGroup, device: torch.device, topology: str, timeout: float
+    state: GroupState,
+    group: ProcessGroup,
+    device: torch.device,
+    *,
+    label: str,
+    topology: str,
+    timeout: float,
 ) -> Guard:
     """Say hello to the other ranks of the group, and watch over it from now on.
 
@@ -43,6 +49,7 @@ def attach(
         state: Of the group.
         group: Of more than one rank.
         device: Of the tensors.
+        label: Of the group, for the flight record.
         topology: Of the first exchange.
         timeout: Seconds to wait for the others.
 
@@ -90,6 +97,7 @@ def attach(
         state,
         board,
         dog.clerk,
+        label=label,
         interrupt=interrupt,
         lost=lost,
         alive=alive,

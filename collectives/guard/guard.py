@@ -7,7 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from ..chain import place_in
+from ..record import dump, take
 from ..state import tag_mix
+from ..transport.group import failure_kind
 from .account import Account, Cause, Entry, entry_of
 from .aside import Aside
 from .judge import judge
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
     from .board import Board
     from .clerk import Clerk
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "describe"]
 
 # Seconds that a note may take: the store answers in well under a millisecond, or not at all.
 _NOTE = 0.5
 _PROBE = 1.0
+_FIRST = 1.0  # that a rank which knows more may take to say so
 _PATIENCE = 0.2  # that a wait may take to end by itself, once its connections are broken
 _MANY = 32  # ranks that are asked where they are
 
@@ -40,6 +43,7 @@ class Guard:
         clerk: Who reads and writes them.
         interrupt: Breaks every wait of this rank in the group, from any thread; the group cannot
             be used after it.
+        label: Of the group, for the flight record.
         lost: Whether the connection to a rank is known to be closed.
         alive: Whether the group still exists.
     """
@@ -52,11 +56,12 @@ class Guard:
         board: Board,
         clerk: Clerk,
         *,
+        label: str,
         interrupt: Callable[[], None],
         lost: Callable[[int], bool],
         alive: Callable[[], bool],
     ) -> None:
-        self.rank, self.size, self.state = rank, size, state
+        self.rank, self.size, self.state, self.label = rank, size, state, label
         self.interrupt, self.alive, self._lost = interrupt, alive, lost
         self._board, self._clerk = board, clerk
         self._published: Flight | None = None
@@ -131,6 +136,21 @@ class Guard:
             aside.give_up(_PATIENCE)
 
     # -- called by the thread that exchanges, and by whoever aborts -----------------------------
+
+    def give_up(self, kind: str, text: str) -> None:
+        """Fail the group on all ranks for a reason of this rank's own, and write it down."""
+        self.fail(self.report(kind, f"rank {self.rank} {text}"))
+        dump(take(self.state, rank=self.rank, size=self.size, group=self.label, failure=text))
+
+    def raised(self, error: BaseException) -> None:
+        """Fail the group on all ranks because of an error outside of its exchanges.
+
+        An error of a connection, in a collective of torch's, mostly follows from what another rank
+        has found out and is about to say.
+        """
+        if failure_kind(error) != "other" and self.cause(_FIRST) is not None:
+            return
+        self.give_up("raised", f"raised {describe(error)}")
 
     def wait_aside(self, wait: Callable[[], float]) -> float:
         """Return what ``wait()`` returns; :meth:`fail` ends it even where gloo does not."""
@@ -258,6 +278,12 @@ def _await_none(missing: Callable[[int], list[int]], size: int, seconds: float) 
     while (ranks := missing(size)) and time.monotonic() < end:
         time.sleep(0.02)
     return ranks
+
+
+def describe(error: BaseException) -> str:
+    """Return class and first line of an error, for the other ranks."""
+    text = str(error).splitlines()
+    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
 
 
 def _where(rank: int, account: Account | None) -> str:

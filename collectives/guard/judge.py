@@ -95,5 +95,15 @@ def _mismatch(mine: Account, theirs: Account, waited: Entry, other: Entry) -> Ca
         f"the ranks are in different exchanges; {compare(waited, other)}"
         f" (rank {mine.rank} / rank {theirs.rank})"
         f"\n    rank {mine.rank} waits in {waited.signature}"
-        f"\n    rank {theirs.rank} {verb} {other.signature}",
+        f"\n    rank {theirs.rank} {verb} {other.signature}{_advice(waited, other)}",
+    )
+
+
+def _advice(waited: Entry, other: Entry) -> str:
+    """Return what to do where one of two ranks is in a backward that the other leaves out."""
+    if (waited.signature.phase == "forward") == (other.signature.phase == "forward"):
+        return ""
+    return (
+        "\nOne of them leaves a backward out: call backward() on every rank, on a loss that is tied"
+        " to its exchanges: loss = exchange.join(loss)"
     )

@@ -19,13 +19,14 @@ import weakref
 from typing import TYPE_CHECKING
 
 from .clerk import Clerk
+from .guard import describe
 from .wakeup import Wakeup
 
 if TYPE_CHECKING:
     from ..flight import Flight
     from .guard import Guard
 
-__all__ = ["Watchdog", "describe", "stall_limit", "tell_all", "watchdog"]
+__all__ = ["Watchdog", "known_cause", "leave_all", "stall_limit", "tell_all", "watchdog"]
 
 _POLL = 0.25  # seconds between two looks, at most
 _LINGER = 1.5  # seconds that others have to read why a group failed
@@ -81,18 +82,17 @@ class Watchdog:
             return list(self._guards)
         return []
 
-    def close(self, farewell: str, *, failed: bool) -> None:
+    def close(self, error: BaseException | None) -> None:
         """Say good-bye on all groups, and end the threads; bounded.
 
         Args:
-            farewell: What this rank did: "ended", "raised ...".
-            failed: Whether others should fail at once.
+            error: That the process ends with.
         """
         for guard in self.guards():
-            if failed:
-                guard.report("raised", f"rank {guard.rank} {farewell}")
+            if error is None:
+                guard.leave(f"ended after {guard.state.sequence} exchanges")
             else:
-                guard.leave(f"{farewell} after {guard.state.sequence} exchanges")
+                guard.raised(error)
             guard.linger(_LINGER)
         self._stopping = True
         self._wakeup.nudge()
@@ -175,7 +175,22 @@ def tell_all(error: BaseException) -> None:
     Where the error is that of an exchange, they know: the first cause stays.
     """
     for guard in _watchdog[0].guards() if _watchdog else ():
-        guard.fail(guard.report("raised", f"rank {guard.rank} raised {describe(error)}"))
+        guard.raised(error)
+
+
+def leave_all(why: str) -> None:
+    """Tell all ranks of all groups of this process that it exchanges no more."""
+    for guard in _watchdog[0].guards() if _watchdog else ():
+        guard.leave(f"{why} after {guard.state.sequence} exchanges")
+
+
+def known_cause() -> str:
+    """Return why a group of this process failed, as far as it is known; mostly empty."""
+    for guard in _watchdog[0].guards() if _watchdog else ():
+        cause = guard.cause(0.3)
+        if cause is not None:
+            return f"{cause.text} [reported by rank {cause.rank}]"
+    return ""
 
 
 def watchdog() -> Watchdog:
@@ -190,16 +205,7 @@ def _at_exit() -> None:
     if _watchdog:
         # Set by Python when it prints an uncaught exception.
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if error is None:
-            _watchdog.pop().close("ended", failed=False)
-        else:
-            _watchdog.pop().close(f"raised {describe(error)}", failed=True)
-
-
-def describe(error: BaseException) -> str:
-    """Return class and first line, for the other ranks."""
-    text = str(error).splitlines()
-    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
+        _watchdog.pop().close(error)
 
 
 def _forget_parent() -> None:

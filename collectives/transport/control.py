@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # documented, not listed
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not listed
 
 from .group import post_function
+from .stopwatch import TimeIsUpError, call_bounded
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["break_connections", "connection_lost", "make_again", "open_store", "page"]
+__all__ = [
+    "break_connections",
+    "connection_lost",
+    "destroy",
+    "make_again",
+    "meet_at_end",
+    "open_store",
+    "page",
+]
+
+# A reference to the default store, and the connection to it.
+_line: list[Any] = []
 
 # Of no message: the digest that could make such a tag comes once in a thousand million.
 ABORT_TAG = 0x7FFFFFF0
@@ -81,12 +94,41 @@ def open_store(group: ProcessGroup) -> PrefixStore:
     The connection is one of our own: a wait of torch's own over a shared one would block it. Ranks
     that torchrun starts again must not read what was left for the ones before.
     """
-    store = dist.distributed_c10d._get_default_store()
-    clone = getattr(store, "clone", None)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(
-        f"torch-collectives/{attempt}/{group.group_name}", store if clone is None else clone()
-    )
+    return PrefixStore(f"torch-collectives/{attempt}/{group.group_name}", _own_line())
+
+
+def _own_line() -> Store:
+    """Return a connection to the default store, one for all groups.
+
+    The store looks up the name of every address that connects, and answers nobody meanwhile.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    if not _line or _line[0]() is not store:
+        clone = getattr(store, "clone", None)
+        _line[:] = [weakref.ref(store), store if clone is None else clone()]
+    line: Store = _line[1]
+    return line
+
+
+def destroy(group: ProcessGroup) -> None:
+    """End a group that was made here; on each rank by itself."""
+    dist.destroy_process_group(group)
+
+
+def meet_at_end(group: ProcessGroup, timeout: float) -> None:
+    """Return when all ranks of the group have called this; Ctrl-C ends the wait.
+
+    Raises:
+        RuntimeError: One of them has ended, or does not come within the timeout.
+    """
+    if dist.get_backend(group) != "gloo":  # of the current device, which is one of this thread
+        dist.barrier(group)
+        return
+    try:
+        call_bounded(lambda: dist.barrier(group), timeout)
+    except TimeIsUpError as error:
+        raise RuntimeError(f"not all ranks came within {timeout:g} s") from error
 
 
 def page(store: PrefixStore, generation: int) -> PrefixStore:

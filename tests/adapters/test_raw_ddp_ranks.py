@@ -199,5 +199,5 @@ def test_a_rank_whose_peer_left_early_is_told_at_the_end_of_the_block(
             _ = 1 / 0
         dist.destroy_process_group()
     else:
-        with pytest.raises(PeerLost, match=r"ended or failed before \(rank 0 of 2\)"), adapter:
+        with pytest.raises(PeerLost, match=r"ended or failed before \(says rank 0 of 2\)"), adapter:
             assert adapter.context().size == 2
