@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from .errors import ContextError, PeerLost
-from .transport.control import destroy, make_again
+from .transport.control import destroy, make_again, spans_all
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -59,7 +59,7 @@ def renew_group(group: ProcessGroup, guard: Guard | None, timeout: float, here: 
         if follower is group:
             _SUCCESSORS[older] = newer
     _SUCCESSORS[group] = newer
-    if group in _MADE:  # of ours, and nobody else's
-        _MADE.discard(group)
+    # One of ours goes; but not if only its members made it: torch would name the next one alike.
+    if group in _MADE and spans_all(group):
         destroy(group)
     _MADE.add(newer)

@@ -26,6 +26,7 @@ __all__ = [
     "meet_at_end",
     "open_store",
     "page",
+    "spans_all",
 ]
 
 # A reference to the default store, and the connection to it.
@@ -83,7 +84,7 @@ def make_again(group: ProcessGroup, timeout: float) -> ProcessGroup:
         dist.get_process_group_ranks(group),
         timeout=timedelta(seconds=timeout),
         backend=dist.get_backend(group),
-        use_local_synchronization=group is not dist.group.WORLD,
+        use_local_synchronization=not spans_all(group),
     )
     return made
 
@@ -109,6 +110,11 @@ def _own_line() -> Store:
         _line[:] = [weakref.ref(store), store if clone is None else clone()]
     line: Store = _line[1]
     return line
+
+
+def spans_all(group: ProcessGroup) -> bool:
+    """Whether every rank of the job is a member."""
+    return group.size() == dist.get_world_size()
 
 
 def destroy(group: ProcessGroup) -> None:

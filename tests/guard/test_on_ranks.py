@@ -140,20 +140,22 @@ def test_all_ranks_go_on_after_renew(rank: int, world_size: int) -> None:
     assert ring().shift(one(rank)).item() == (rank - 1) % world_size  # a new one follows
 
 
-@pytest.mark.ranks(3)
-def test_renewed_twice_over_a_group_of_some_ranks(rank: int) -> None:
-    pair = dist.new_group([0, 2])
-    if rank == 1:
+@pytest.mark.ranks(3, timeout=60)
+@pytest.mark.parametrize("members", [[0, 2], [0, 1, 2]])
+def test_renewed_again_and_again(rank: int, members: list[int]) -> None:
+    some = dist.new_group(members)
+    if rank not in members:
         return
-    exchange = Exchange(Ring, RawDDPAdapter(group=pair), timeout=20.0)
-    for generation in range(2):
+    exchange = Exchange(Ring, RawDDPAdapter(group=some), timeout=20.0)
+    for generation in range(5):
         exchange.shift(one(rank))
         if rank == 0:
             exchange.abort(f"number {generation}")
         with pytest.raises(ExchangeError, match=f"number {generation}"):
-            exchange.shift(one(rank))
+            go_round(exchange)
         exchange.renew(timeout=20.0)
-    assert exchange.shift(one(rank)).item() == 2 - rank
+    left = members[members.index(rank) - 1]
+    assert exchange.shift(one(rank)).item() == left
 
 
 @pytest.mark.ranks(2, 3)
