@@ -82,13 +82,14 @@ class Along:
         like[here] = blocks[here]
         return cast("Leaves", self._move(source, tuple(blocks), tuple(like))[here])
 
-    @torch.no_grad()
     def ask(self, numbers: Sequence[Sequence[int]]) -> list[list[int]]:
         """Tell ``numbers[q]`` to position q; return what each position told, as many numbers."""
         device = self.binding.engine.device
-        mine = [[torch.tensor(row, dtype=torch.int64, device=device)] for row in numbers]
-        told = self.to_each(mine, [mine[self.position]] * self.count, ", sizes")
-        return [row.tolist() for (row,) in told]
+        # A torch.func transform would wrap the numbers too, and what is wrapped has no memory.
+        with torch.no_grad(), torch._C._DisableFuncTorch():
+            mine = [[torch.tensor(row, dtype=torch.int64, device=device)] for row in numbers]
+            told = self.to_each(mine, [mine[self.position]] * self.count, ", sizes")
+            return [row.tolist() for (row,) in told]
 
     def _move(
         self,

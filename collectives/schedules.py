@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Op", "gather", "reduce_all", "reduce_blocks", "spread"]
 
 # Bytes of all ranks' data together up to which everything goes in one exchange.
-SMALL = 256 * 1024
+SMALL = 512 * 1024
 
 
 def gather(along: Along, mine: Leaves, expected: Sequence[Leaves]) -> list[Leaves]:
