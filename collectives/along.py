@@ -44,6 +44,7 @@ class Along:
         self.count, self.position = len(self.line), self.line.position
         self.here = binding.here
         self.hint = ""  # for the errors of its exchanges
+        self.constant = False  # whether this rank's tree needs no gradient
 
     def to_each(
         self, blocks: Sequence[Leaves], expected: Sequence[Leaves], about: str = ""
@@ -103,11 +104,14 @@ class Along:
         if route is None:
             route = routes[key] = Route(_plan(self.line, self.op + about, way))
         try:
-            return move(self.binding, route, trees, like, timeout=self.timeout)
+            arrived = move(self.binding, route, trees, like, timeout=self.timeout)
         except ExchangeMismatch as error:
             if not self.hint:
                 raise
             raise ExchangeMismatch(f"{error}. {self.hint}") from error
+        if self.constant:
+            self.binding.engine.state.chain.excuse(route.plan.op)
+        return arrived
 
 
 def _plan(line: Line, op: str, way: Way) -> Plan:

@@ -36,6 +36,7 @@ def leaves_of(along: Along, tree: object, dim: int | None = None) -> tuple[Leave
                     f"{along.op}: every tensor must have dim {dim}, got shape {tuple(x.shape)}"
                     f" {along.here}; give a number a dim by x.unsqueeze(0)"
                 )
+    along.constant = not any(x.requires_grad for x in found)
     # As aliases: a leaf that goes to many ranks collects its gradients there, in their order.
     return [plain(along.binding, along.op, x) for x in found], structure
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.parallel import DistributedDataParallel
 
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Adapter, Exchange, Ring
@@ -169,77 +168,6 @@ def test_gradients_of_a_sum_are_the_same_bits_on_all_ranks(
     assert len(set(world(reduced_gradient, size, columns, op))) == 1
 
 
-def contrast(mine: Tensor, every: Tensor, first: int) -> Tensor:
-    """The mean over my rows of a loss against all rows."""
-    labels = torch.arange(first, first + len(mine))
-    return torch.nn.functional.cross_entropy(mine @ every.t(), labels)
-
-
-def batch(rank: int) -> Tensor:
-    return tensor(rank, 4, 6)
-
-
-def layer() -> torch.nn.Linear:
-    torch.manual_seed(0)
-    return torch.nn.Linear(6, 3, dtype=torch.float64)
-
-
-MODELS: dict[str, Callable[[Exchange, Tensor], Tensor]] = {
-    "all_gather": lambda e, y: e.all_gather(y),
-    "all_to_all": lambda e, y: e.all_gather(e.all_to_all(e.all_to_all(y))),
-    "all_reduce": lambda e, y: e.all_reduce(
-        torch.cat([y * float(r == e.rank) for r in range(e.size)])
-    ),
-    "broadcast": lambda e, y: torch.cat([e.broadcast(y, r) for r in range(e.size)]),
-    "reduce_scatter": lambda e, y: e.all_gather(
-        e.reduce_scatter(torch.cat([y * float(r == e.rank) for r in range(e.size)]))
-    ),
-}
-
-
-@pytest.mark.ranks(2, 3)
-def test_ddp_with_a_mean_local_loss_has_the_gradient_of_one_process(
-    rank: int, world_size: int
-) -> None:
-    exchange = Exchange(Ring, RawDDPAdapter())
-    alone = layer()
-    whole = alone(torch.cat([batch(r) for r in range(world_size)]))
-    contrast(whole, whole, 0).backward()
-    for name, operation in MODELS.items():
-        model = DistributedDataParallel(layer())
-        mine = model(batch(rank))
-        value = contrast(mine, operation(exchange, mine), 4 * rank)
-        exchange.join(value).backward()
-        for got, expected in zip(model.parameters(), alone.parameters(), strict=True):
-            assert got.grad is not None
-            assert expected.grad is not None
-            assert torch.allclose(got.grad, expected.grad, rtol=1e-12, atol=1e-12), name
-
-
-def unlike(adapter: Adapter, columns: int) -> list[float]:
-    """Losses that need another part of the exchanges on each rank; one needs nothing."""
-    exchange = Exchange(Ring, adapter)
-    x = torch.full((2, columns), 1.0 + exchange.rank, requires_grad=exchange.rank != 1)
-    gathered = exchange.all_gather(x)
-    total = exchange.all_reduce(x)
-    spread = exchange.broadcast(x, 0)
-    value = (gathered.sum(), torch.zeros(()), spread.mean())[exchange.rank]
-    del total
-    exchange.join(value).backward()
-    exchange.check_backward()
-    return [] if x.grad is None else [x.grad.sum().item() / x.numel()]
-
-
-@EACH_WIDTH
-def test_every_rank_takes_part_in_backward_whatever_its_loss_needs(
-    world: World, columns: int
-) -> None:
-    (first, second, third) = world(unlike, 3, columns)
-    assert first == pytest.approx([1 + 1 / (2 * columns)])
-    assert second == []
-    assert third == [1.0]
-
-
 def penalty(adapter: Adapter, columns: int) -> Tensor:
     """The gradient of the norm of a gradient, through every operation."""
     exchange = Exchange(Ring, adapter)
@@ -287,47 +215,3 @@ def test_forward_mode_sends_the_tangents() -> None:
 @pytest.mark.ranks(2)
 def test_forward_mode_sends_the_tangents_between_ranks() -> None:
     assert tangents(RawDDPAdapter())
-
-
-def transformed(adapter: Adapter) -> bool:
-    """torch.func differentiates what one rank's loss says of all ranks' tensors."""
-    exchange = Exchange(Ring, adapter)
-
-    def value(x: Tensor) -> Tensor:
-        y = exchange.all_to_all(exchange.all_reduce(exchange.all_gather(x)))
-        return (exchange.broadcast(y, 0) * exchange.reduce_scatter(y)[0]).sum()
-
-    x = tensor(exchange.rank, 4)
-    wanted = x.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(exchange.join(value(wanted)), wanted)
-    return torch.allclose(torch.func.grad(value)(x), expected, rtol=1e-12)
-
-
-@pytest.mark.ranks(1, 2, 3)
-def test_transforms_of_torch_func_differentiate_too() -> None:
-    assert transformed(RawDDPAdapter())
-
-
-def saved_bytes(adapter: Adapter, columns: int) -> int:
-    """Return what autograd keeps for backward, in operations that are linear."""
-    exchange = Exchange(Ring, adapter)
-    kept = []
-
-    def note(saved: Tensor) -> Tensor:
-        kept.append(saved.nbytes)
-        return saved
-
-    x = torch.ones(2, columns, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
-        y = exchange.all_reduce(exchange.all_gather(x), "mean")
-        y = exchange.broadcast(exchange.reduce_scatter(exchange.all_to_all(y)), 0)
-    assert kept, "each exchange keeps its token at least"
-    assert y.requires_grad
-    return sum(kept)
-
-
-@EACH_WIDTH
-@pytest.mark.parametrize("size", SIZES)
-def test_nothing_is_kept_for_backward(size: int, columns: int) -> None:
-    # the divisor of the mean is a number: 8 bytes at most
-    assert max(simulate(size, saved_bytes, columns)) <= 8
