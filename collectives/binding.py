@@ -68,12 +68,16 @@ class Route:
     Args:
         plan: Of one operation.
         discover: Whether its shapes are asked of their senders.
+        once: Whether only when this rank sends such shapes for the first time.
         calls: Made so far.
+        known: Those whose shapes were asked for once, by what this rank sends.
     """
 
     plan: Plan
     discover: bool = False
+    once: bool = False
     calls: dict[object, Call] = field(default_factory=dict)
+    known: dict[object, Call] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -7,9 +7,9 @@ from typing import SupportsIndex, TypeVar, cast
 from .along import Along
 from .blocks import check_op, check_source, join_blocks, leaves_of, split_leaves
 from .moves import Moves
-from .routes import Axis
+from .routes import Axis, Shapes
 from .schedules import Op, gather, reduce_all, reduce_blocks, spread
-from .sizes import Asked, Sizes, given_sizes, incoming
+from .sizes import Sizes, given_sizes, incoming
 from .trees import unflatten
 
 __all__ = ["Collectives"]
@@ -33,7 +33,7 @@ class Collectives(Moves):
         *,
         axis: Axis = None,
         sizes: Sizes | None = None,
-        shapes: Asked = "discover",
+        shapes: Shapes = "discover",
         timeout: float | None = None,
     ) -> T:
         """Concatenate the trees of all ranks along ``dim``, in their order.
@@ -188,7 +188,7 @@ class Collectives(Moves):
         *,
         axis: Axis = None,
         sizes: Sizes | None = None,
-        shapes: Asked = "discover",
+        shapes: Shapes = "discover",
         timeout: float | None = None,
     ) -> T:
         """Send the q-th part of the tree along ``dim`` to rank q; join what comes, by rank.

@@ -10,6 +10,9 @@ neighbours on the line only, in n - 1 exchanges of 1/n of the data each: the sam
 boundary is crossed by two neighbours instead of by all pairs, and a reduction needs no memory for
 n blocks.
 
+torch's own collectives are not used: a wait in one of them is watched by no guard, it is in no
+signature, and its order of adding is its own.
+
 No sum is ever made in two places in two orders: where several ranks get one sum, either each of
 them adds all terms in the order of their positions, or one rank adds and the others get its result.
 So all get the same bits, forward and backward.

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import torch
 
-from .agree import agree_always
 from .call import MOST_CALLS
+from .discover import notices
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
     from .along import Along, Leaves
-    from .binding import Binding
+    from .routes import Shapes
 
-__all__ = ["Asked", "Sizes", "check_fit", "check_sizes", "given_sizes", "incoming"]
+__all__ = ["Sizes", "check_fit", "check_sizes", "given_sizes", "incoming"]
 
-Asked = Literal["same", "discover", "once"]
 Sizes = Sequence[SupportsIndex]
 
 
@@ -52,7 +51,7 @@ def check_sizes(along: Along, sizes: Sizes) -> list[int]:
 
 
 def incoming(
-    along: Along, leaves: Leaves, outgoing: Sequence[Sequence[int]], dim: int, shapes: Asked
+    along: Along, leaves: Leaves, outgoing: Sequence[Sequence[int]], dim: int, shapes: Shapes
 ) -> list[Leaves]:
     """Return the shapes and dtypes that come from each position.
 
@@ -74,7 +73,7 @@ def incoming(
         )
     if shapes == "same" or not leaves or along.count == 1:
         told: Sequence[Sequence[int]] = [outgoing[along.position]] * along.count
-    elif shapes == "discover" or not _noticed(along.binding):
+    elif shapes == "discover" or not notices(along.binding.engine, signed=along.binding.signed):
         told = along.ask(outgoing)
     else:
         told = _ask_once(along, leaves, outgoing)
@@ -112,14 +111,3 @@ def _ask_once(along: Along, leaves: Leaves, outgoing: Sequence[Sequence[int]]) -
             known.clear()  # of one operation: so all ranks of the line forget at the same moment
         known[key] = along.ask(outgoing)
     return known[key]
-
-
-def _noticed(binding: Binding) -> bool:
-    """Whether sizes that hold no longer are noticed: they are in the tags, or in headers.
-
-    Without either (NCCL, ``verify="off"``) a rank that asks anew would meet one that does not, and
-    its numbers would be taken for data.
-    """
-    engine = binding.engine
-    tagged = binding.signed and engine.transport.batch is None
-    return tagged or engine.agree is agree_always

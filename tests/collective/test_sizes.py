@@ -10,12 +10,12 @@ import torch
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Adapter, Exchange, Mesh, Ring
 from collectives.errors import ArgumentError, CollectivesError, ExchangeMismatch, TopologyError
-from collectives.sizes import Asked
+from collectives.routes import Shapes
 from collectives.testing import Simulation, simulate
 from tests.support.worlds import World
 
 
-def counts(adapter: Adapter, shapes: Asked, mine: list[list[int]]) -> list[int]:
+def counts(adapter: Adapter, shapes: Shapes, mine: list[list[int]]) -> list[int]:
     """Gather ``mine[step][rank]`` numbers at each step; return the exchanges of each step."""
     exchange = Exchange(Ring, adapter)
     found, before = [], 0.0

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from collectives import Adapter, Exchange, Ring
 from collectives.blocks import Op
+from collectives.routes import Shapes
 from collectives.schedules import SMALL
-from collectives.sizes import Asked
 from collectives.testing import simulate
 from collectives.topology import Topology
 from tests.support.single import COLUMNS, LINES, REDUCTIONS, all_to_all, line, split, tensor
@@ -83,7 +83,7 @@ def uneven_exchange(adapter: Adapter) -> None:
     sizes = [[(r + 2 * q) % 4 for q in range(size)] for r in range(size)]
     every = [tensor(r, sum(sizes[r]), 2).split(sizes[r]) for r in range(size)]
     expected = torch.cat([parts[here] for parts in every])
-    asked: tuple[Asked, ...] = ("discover", "once", "once")
+    asked: tuple[Shapes, ...] = ("discover", "once", "once")
     for shapes in asked:
         found = exchange.all_to_all(torch.cat(every[here]), sizes=sizes[here], shapes=shapes)
         assert torch.equal(found, expected)
