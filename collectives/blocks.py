@@ -30,6 +30,8 @@ def leaves_of(along: Along, tree: object, dim: int | None = None) -> tuple[Leave
     """Return the tensors of a tree as plain ones, and how it is built."""
     found, structure = flatten(tree, f"{along.op} {along.here}")
     if dim is not None:
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise ArgumentError(f"{along.op}: dim must be an int, got {dim!r} {along.here}")
         for x in found:
             if not -x.dim() <= dim < x.dim():
                 raise ArgumentError(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Adapter, Exchange, Ring
@@ -107,6 +108,32 @@ def transformed(adapter: Adapter) -> bool:
 @pytest.mark.ranks(1, 2, 3)
 def test_transforms_of_torch_func_differentiate_too() -> None:
     assert transformed(RawDDPAdapter())
+
+
+def computed_again(adapter: Adapter, columns: int, *, again: bool) -> Tensor:
+    """Return a gradient through a block that backward may compute a second time."""
+    exchange = Exchange(Ring, adapter)
+
+    def block(x: Tensor) -> Tensor:
+        y = exchange.all_gather(x.sin()).cos()
+        return exchange.broadcast(exchange.all_reduce(y, "mean"), 0) * exchange.all_to_all(y)
+
+    x = tensor(exchange.rank, 2, columns).requires_grad_()
+    result = checkpoint(block, x, use_reentrant=False) if again else block(x)
+    exchange.join((result * (exchange.rank + 1)).sum()).backward()
+    exchange.check_backward()
+    assert x.grad is not None
+    return x.grad
+
+
+@EACH_WIDTH
+@pytest.mark.parametrize("size", SIZES)
+def test_a_checkpointed_block_is_computed_again_by_all_ranks(
+    world: World, size: int, columns: int
+) -> None:
+    once = world(lambda adapter: computed_again(adapter, columns, again=False), size)
+    twice = world(lambda adapter: computed_again(adapter, columns, again=True), size)
+    assert all(map(torch.equal, once, twice))
 
 
 def saved_bytes(adapter: Adapter, columns: int) -> int:

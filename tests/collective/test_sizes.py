@@ -96,6 +96,11 @@ REFUSALS: dict[str, Refusal] = {
     "no such axis": (lambda e: e.all_gather(ONES, axis="z"), TopologyError, "'y', 'x'"),
     "a number": (lambda e: e.all_gather({"a": ONES[0]}), ArgumentError, r"dim 0, got shape \(\)"),
     "no such dim": (lambda e: e.all_to_all(ONES, -2), ArgumentError, "dim -2"),
+    "a name for a dim": (
+        lambda e: e.all_gather(ONES, "x"),  # type: ignore[arg-type]
+        ArgumentError,
+        "dim must be an int, got 'x'",
+    ),
     "no tensor": (lambda e: e.all_reduce([1.0]), ArgumentError, "float at tree"),
     "sparse": (lambda e: e.all_reduce(ONES.to_sparse()), ArgumentError, "layout"),
     "shapes": (
