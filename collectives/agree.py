@@ -40,6 +40,7 @@ __all__ = [
     "HEADER_TAG",
     "Agreement",
     "Verify",
+    "agree_always",
     "agreement",
     "compare_headers",
     "pairs_of",

@@ -68,12 +68,16 @@ class Route:
     Args:
         plan: Of one operation.
         discover: Whether its shapes are asked of their senders.
+        once: Whether only when this rank sends such shapes for the first time.
         calls: Made so far.
+        known: Those whose shapes were asked for once, by what this rank sends.
     """
 
     plan: Plan
     discover: bool = False
+    once: bool = False
     calls: dict[object, Call] = field(default_factory=dict)
+    known: dict[object, Call] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -88,6 +92,7 @@ class Binding:
         signed: Whether signatures are part of the tags.
         deadline: Unless a call brings its own.
         routes: By operation and its arguments.
+        sizes: What ``shapes="once"`` was told, by operation and what this rank has.
         digest: What all ranks must agree on about the topology.
         generation: Of the process: a fork makes a binding void.
         owner: Number of the Exchange on its group, in the order of their first calls; 0 before.
@@ -102,6 +107,7 @@ class Binding:
     signed: bool
     deadline: Deadline
     routes: dict[object, Route] = field(default_factory=dict)
+    sizes: dict[str, dict[object, list[list[int]]]] = field(default_factory=dict)
     digest: str = ""
     generation: int = field(default_factory=lambda: _generation)
     owner: int = 0

@@ -128,6 +128,16 @@ class Chain:
         if record.segment is not None:
             self._token = token
 
+    def excuse(self, op: str) -> None:
+        """Note that the input of an operation needs no gradient on this rank.
+
+        Where one operation takes several exchanges, what the first brought makes those after it
+        look as if an input of this rank's needed one.
+        """
+        records = self._segment.records
+        if records and records[-1].op == op:
+            records[-1].wanted = False
+
     def cut(self) -> None:
         """Begin a new chain; the old one is still checked."""
         if self._segment.records:

@@ -4,6 +4,10 @@ Three rounds under one number and one deadline: headers, which agree on the oper
 number of tensors on each lane; descriptions, from each sender to its receiver; then the payload,
 as an ordinary call whose shapes are known now. So gradients, packs, open ends and self lanes need
 nothing of their own, and a backward discovers nothing.
+
+``shapes="once"`` keeps the answer, by what this rank sends. That is safe where a payload that its
+receiver does not expect cannot match: its shapes are in the tag, or in headers that are compared
+first. A rank whose shapes are new asks, and its neighbours do not answer: a mismatch.
 """
 
 from __future__ import annotations
@@ -15,7 +19,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .agree import DESCRIPTION_TAG, HEADER_TAG, compare_headers, pairs_of, signature_of, swap
+from .agree import (
+    DESCRIPTION_TAG,
+    HEADER_TAG,
+    agree_always,
+    compare_headers,
+    pairs_of,
+    signature_of,
+    swap,
+)
 from .call import MOST_CALLS, Call, Specs
 from .description import decode, encode
 from .errors import ArgumentError, ExchangeMismatch
@@ -26,11 +38,12 @@ from .signature import DISCOVERY, NO_GRADIENT
 from .trace import Trace
 
 if TYPE_CHECKING:
-    from .binding import Binding
+    from .binding import Binding, Route
+    from .engine import Engine
     from .plan import Plan
     from .signature import Signature
 
-__all__ = ["Draft", "check_draft", "discover", "refuse_sizes"]
+__all__ = ["Draft", "check_draft", "discover", "notices", "refuse_sizes"]
 
 
 class Draft(Call):
@@ -78,17 +91,30 @@ def refuse_sizes(binding: Binding, plan: Plan, argument: str) -> None:
     )
 
 
-def discover(draft: Flight, calls: dict[object, Call]) -> Flight:
-    """Ask the peers of a draft what they send, and return the flight of the payload.
+def notices(engine: Engine, *, signed: bool) -> bool:
+    """Whether shapes that hold no longer are noticed: they are in the tags, or in headers.
+
+    Without either (NCCL, ``verify="off"``) a rank that asks anew would meet one that does not, and
+    what it asks would be taken for data.
+    """
+    return (signed and engine.transport.batch is None) or engine.agree is agree_always
+
+
+def discover(draft: Flight, route: Route) -> Flight:
+    """Return the flight of the payload; its shapes are asked of the peers, or known.
 
     Args:
         draft: Of a :class:`Draft`; not started, and not to be.
-        calls: Where calls are kept.
+        route: Where calls are kept.
 
     Raises:
         ExchangeMismatch: A peer is in another exchange, or sends another number of tensors.
     """
     engine, state = draft.engine, draft.engine.state
+    once = route.once and notices(engine, signed=draft.call.signed)
+    mine = (torch.is_grad_enabled(), draft.call.sends)
+    if once and (known := route.known.get(mine)) is not None:
+        return Flight(engine, known, draft.sequence, draft.deadline, None, draft.fill)
     draft.begun = time.monotonic()
     draft.trace = Trace(draft.call, draft.sequence, state.step, draft.begun)
     state.history.append(draft.trace)
@@ -102,19 +128,24 @@ def discover(draft: Flight, calls: dict[object, Call]) -> Flight:
             raise
         raise failure from error
     draft.trace.ended = time.monotonic()
-    key = (draft.call, recvs)
-    call = calls.get(key)
-    if call is None:
-        if len(calls) >= MOST_CALLS:
-            calls.clear()
-        call = calls[key] = _known(draft.call, recvs)
+    call = _keep(route.calls, (draft.call, recvs), draft.call, recvs)
+    if once:
+        # Apart from the calls: ranks that ask together must forget at the same moment.
+        if len(route.known) >= MOST_CALLS:
+            route.known.clear()
+        route.known[mine] = call
     flight = Flight(engine, call, draft.sequence, draft.deadline, None, draft.fill)
     flight.begun, flight.agreed = draft.begun, True
     return flight
 
 
-def _known(draft: Call, recvs: Specs) -> Call:
-    return Call(
+def _keep(calls: dict[object, Call], key: object, draft: Call, recvs: Specs) -> Call:
+    """Return the call of the payload, made where it is new."""
+    if key in calls:
+        return calls[key]
+    if len(calls) >= MOST_CALLS:
+        calls.clear()
+    calls[key] = Call(
         draft.plan,
         draft.sends,
         recvs,
@@ -124,6 +155,7 @@ def _known(draft: Call, recvs: Specs) -> Call:
         signed=draft.signed,
         owner=draft.owner,
     )
+    return calls[key]
 
 
 def _ask(draft: Flight) -> Specs:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .moves import Moves
+from .collective import Collectives
 
 __all__ = ["Exchange"]
 
 
-class Exchange(Moves):
+class Exchange(Collectives):
     """Exchanges tensors with neighbours, differentiably, in every runtime.
 
     Every rank of the topology calls the same operations in the same order. Results are new

@@ -157,7 +157,7 @@ def _prepare(
     if gaps:
         flight.gaps = True
     if route.discover:
-        flight = discover(flight, route.calls)
+        flight = discover(flight, route)
     return flight, inputs, structures
 
 

@@ -55,7 +55,10 @@ class Moves(BoundLate):
             shapes: "same": what arrives is like ``tree``. "discover", on every rank: shapes and
                 dtypes are the sender's, who is asked first (two small rounds; a ``start_`` form
                 waits for them); the result is built like ``tree``, with as many tensors. Not with
-                ``like`` or ``out``.
+                ``like`` or ``out``. "once": the sender is asked when this rank sends such shapes
+                for the first time; later the same is expected again. Where that does not hold it
+                is an :class:`ExchangeMismatch`, so shapes must change on all ranks at one step.
+                (Without tags in messages, and with ``verify="off"``, it asks always.)
             timeout: Seconds, instead of the Exchange's.
 
         Returns:

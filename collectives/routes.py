@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Axis", "Pairs", "Shapes", "as_pairs", "find_route", "make_plan"]
 
-Shapes = Literal["same", "discover"]
+Shapes = Literal["same", "discover", "once"]
 Axis = str | int | None
 Pairs = Sequence[tuple[SupportsIndex, SupportsIndex]]
 Operation = Literal["shift", "exchange", "permute"]
@@ -41,7 +41,7 @@ def find_route(
     if route is None:
         _check_shapes(shapes, operation)
         plan = make_plan(binding.topology, binding.engine.rank, operation, axis, offset, pairs)
-        route = binding.routes[key] = Route(plan, discover=shapes == "discover")
+        route = binding.routes[key] = Route(plan, discover=shapes != "same", once=shapes == "once")
     return route
 
 
@@ -87,8 +87,8 @@ def _rank(value: SupportsIndex) -> int:
 
 
 def _check_shapes(shapes: str, operation: str) -> None:
-    if shapes not in ("same", "discover"):
+    if shapes not in ("same", "discover", "once"):
         raise ArgumentError(
-            f"{operation}: shapes must be 'same' or 'discover', got {shapes!r}; like= gives other"
-            " shapes"
+            f"{operation}: shapes must be 'same', 'discover' or 'once', got {shapes!r}; like= gives"
+            " other shapes"
         )

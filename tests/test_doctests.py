@@ -13,6 +13,7 @@ from collectives import testing
 
 # Those of the topologies run in tests/collectives/test_topology.py.
 MODULES = (
+    "collectives.collective",
     "collectives.exchange",
     "collectives.record.values",
     "collectives.record.words",
