@@ -3,7 +3,7 @@
 General layout; imports go only downwards:
 
 ``errors``              the exception tree
-``topology``            Ring, Mesh, Graph: frozen values made of integers, no torch
+``topology``            Ring, Mesh, Graph, Schedule: frozen values without torch
 ``context``             what an adapter (package ``adapters``) finds: rank, size, device, group
 ``plan``                who sends what to whom, as data; ``check_plans`` compares all ranks
 ``signature``           what the two ends of an exchange must agree on
@@ -32,3 +32,4 @@ from .steps import even_steps as even_steps
 from .topology import Graph as Graph
 from .topology import Mesh as Mesh
 from .topology import Ring as Ring
+from .topology import Schedule as Schedule

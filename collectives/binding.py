@@ -69,6 +69,8 @@ class Route:
         plan: Of one operation.
         discover: Whether its shapes are asked of their senders.
         once: Whether only when this rank sends such shapes for the first time.
+        builds: Whether the operation itself says, by ``like``, how what arrives is built, also
+            where shapes are discovered.
         calls: Made so far.
         known: Those whose shapes were asked for once, by what this rank sends.
     """
@@ -76,6 +78,7 @@ class Route:
     plan: Plan
     discover: bool = False
     once: bool = False
+    builds: bool = False
     calls: dict[object, Call] = field(default_factory=dict)
     known: dict[object, Call] = field(default_factory=dict)
 

@@ -47,7 +47,7 @@ __all__ = ["Draft", "check_draft", "discover", "notices", "refuse_sizes"]
 
 
 class Draft(Call):
-    """What is known of a call before the shapes of what arrives: it expects what it sends."""
+    """What is known of a call before the shapes of what arrives: how many tensors on each lane."""
 
     discovers = True
 
@@ -189,9 +189,9 @@ def _leaves_to(call: Call, peer: int) -> Sequence[Leaf]:
 
 
 def _by_lane(call: Call, arriving: Mapping[int, tuple[Leaf, ...]]) -> Specs:
-    """Deal out what arrives to the lanes: as many tensors on each as this rank sends on it."""
+    """Deal out what arrives to the lanes: as many tensors on each as this rank expects on it."""
     left = {peer: iter(leaves) for peer, leaves in arriving.items()}
     return tuple(
-        tuple(next(left[lane.source]) for _ in mine) if lane.source in left else mine
-        for lane, mine in zip(call.plan.lanes, call.sends, strict=True)
+        tuple(next(left[lane.source]) for _ in built) if lane.source in left else built
+        for lane, built in zip(call.plan.lanes, call.recvs, strict=True)
     )

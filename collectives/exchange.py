@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from .collective import Collectives
+from .gossip import Gossip
 
 __all__ = ["Exchange"]
 
 
-class Exchange(Collectives):
+class Exchange(Collectives, Gossip):
     """Exchanges tensors with neighbours, differentiably, in every runtime.
 
     Every rank of the topology calls the same operations in the same order. Results are new
@@ -16,7 +17,8 @@ class Exchange(Collectives):
     deep-copied; a copy binds anew, and never turns into a local one.
 
     Args:
-        topology: A :class:`~collectives.Ring` or :class:`~collectives.Mesh`, or a function of the
+        topology: A :class:`~collectives.Ring`, :class:`~collectives.Mesh`,
+            :class:`~collectives.Graph` or :class:`~collectives.Schedule`, or a function of the
             number of ranks that makes one: ``Exchange(Ring, adapter)``.
         adapter: Finds rank, device and group: see ``adapters``.
         name: Part of the signature that ranks must agree on, and of every error text.

@@ -51,7 +51,7 @@ def find_call(
     inputs, sent, key = _flatten(binding, route.plan.op, trees)
     outputs, structures = inputs, sent
     if like is not None:
-        if route.discover:
+        if route.discover and not route.builds:
             refuse_sizes(binding, route.plan, "like")
         outputs, structures = _flatten_like(binding, route.plan.op, like)
         key = (key, _key(outputs, structures))

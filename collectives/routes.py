@@ -14,7 +14,7 @@ from .topology import Cartesian, Topology
 if TYPE_CHECKING:
     from .binding import Binding
 
-__all__ = ["Axis", "Pairs", "Shapes", "as_pairs", "find_route", "make_plan"]
+__all__ = ["Axis", "Pairs", "Shapes", "as_pairs", "check_shapes", "find_route", "make_plan"]
 
 Shapes = Literal["same", "discover", "once"]
 Axis = str | int | None
@@ -39,7 +39,7 @@ def find_route(
     key = (operation, axis, offset, pairs, shapes)
     route = binding.routes.get(key)
     if route is None:
-        _check_shapes(shapes, operation)
+        check_shapes(shapes, operation)
         plan = make_plan(binding.topology, binding.engine.rank, operation, axis, offset, pairs)
         route = binding.routes[key] = Route(plan, discover=shapes != "same", once=shapes == "once")
     return route
@@ -86,7 +86,8 @@ def _rank(value: SupportsIndex) -> int:
     return operator.index(value)
 
 
-def _check_shapes(shapes: str, operation: str) -> None:
+def check_shapes(shapes: str, operation: str) -> None:
+    """Refuse a ``shapes`` that there is not."""
     if shapes not in ("same", "discover", "once"):
         raise ArgumentError(
             f"{operation}: shapes must be 'same', 'discover' or 'once', got {shapes!r}; like= gives"

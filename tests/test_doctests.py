@@ -15,15 +15,18 @@ from collectives import testing
 MODULES = (
     "collectives.collective",
     "collectives.exchange",
+    "collectives.gossip",
+    "collectives.neighbourhoods",
     "collectives.record.values",
     "collectives.record.words",
     "collectives.steps",
     "collectives.testing.adjoint",
     "collectives.testing.simulate",
 )
+OURS = ("Exchange", "Graph", "Mesh", "Ring", "Schedule")
 NAMES = {
     "torch": torch,
-    **{name: getattr(collectives, name) for name in ("Exchange", "Mesh", "Ring")},
+    **{name: getattr(collectives, name) for name in OURS},
     **{name: getattr(testing, name) for name in testing.__all__},
 }
 

@@ -6,7 +6,9 @@
 ``mesh``         Mesh, several axes, numbered in row-major order
 ``balanced``     the shape of Mesh.balanced
 ``device_mesh``  torch's DeviceMesh as Mesh.from_device_mesh reads it
-``graph``        Graph, any directed edges
+``graph``        Graph, any directed edges; ``families`` and ``weights`` are its edges and weights
+``schedule``     Schedule, a graph for each step
+``mixing``       mixing matrices; ``networks`` graphs of networkx
 ``arguments``    the checks of what callers pass
 
 A rank is the position *in the topology*, never a global rank. **Right is rank + 1**: along any
@@ -25,3 +27,4 @@ from .cartesian import Cartesian as Cartesian
 from .graph import Graph as Graph
 from .mesh import Mesh as Mesh
 from .ring import Ring as Ring
+from .schedule import Schedule as Schedule

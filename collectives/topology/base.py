@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from . import mixing, networks
+
+if TYPE_CHECKING:
+    import numpy as np
+    from networkx import MultiDiGraph
+    from numpy.typing import NDArray
+
+    from .graph import Graph
 
 __all__ = ["Shift", "Topology"]
 
@@ -44,6 +53,41 @@ class Topology(ABC):
         Raises:
             TopologyError: There is no such axis, or no axis at all.
         """
+
+    @abstractmethod
+    def to_graph(self) -> Graph:
+        """Return the edges between neighbours, with weights."""
+
+    @abstractmethod
+    def mixing_matrix(self) -> NDArray[np.float64]:
+        """Return W, size x size: x_i <- sum_j W[i, j] x_j, so row i says what rank i takes."""
+
+    def spectral_gap(self) -> float:
+        """Return one minus the second largest modulus of the mixing matrix' eigenvalues.
+
+        By that factor, 1 - gap, the distance from the average shrinks with each step of averaging
+        in the long run (with each period of a Schedule); for a symmetric matrix, at least by that
+        factor with every step. 0: some ranks never hear of each other.
+
+        Raises:
+            TopologyError: The weights of the ranks do not sum to one.
+        """
+        return mixing.gap_of(f"{self!r}.spectral_gap", self.mixing_matrix())
+
+    def is_doubly_stochastic(self) -> bool:
+        """Whether averaging keeps the mean: rows and columns sum to one, nothing is negative."""
+        return mixing.is_doubly_stochastic(self.mixing_matrix())
+
+    def to_networkx(self) -> MultiDiGraph:
+        """Return the edges as a networkx MultiDiGraph; networkx must be installed.
+
+        An edge's key is its number, its attribute ``weight`` its weight; a node's attribute
+        ``self_weight`` is what the rank keeps of its own.
+
+        Raises:
+            TopologyError: networkx is not installed, or the edges change with the step.
+        """
+        return networks.network_of(self.to_graph())
 
     @abstractmethod
     def __repr__(self) -> str: ...

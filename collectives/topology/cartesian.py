@@ -9,11 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 from ..errors import TopologyError
 from .arguments import below, integer, ordered, plain, position
 from .base import Shift, Topology
+from .graph import Graph
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Cartesian"]
 
@@ -129,6 +134,39 @@ class Cartesian(Topology):
         extent, stride = self.shape[index], self._stride(index)
         first = here - here // stride % extent * stride
         return tuple(range(first, first + extent * stride, stride))
+
+    def edge_weight(self, axis: str | int | None = None) -> float:
+        """Return the weight of an edge along ``axis`` in the mixing matrix.
+
+        It is the same on all axes of more than one rank: what a rank takes from each neighbour, if
+        it has them all, and keeps of its own. What would come from beyond an open end it keeps too.
+        """
+        if self.shape[self.axis_index(axis, f"{self!r}.edge_weight")] == 1:
+            return 0.0
+        return 1 / (2 * sum(extent > 1 for extent in self.shape) + 1)
+
+    def to_graph(self) -> Graph:
+        """Return the edges between neighbours, axis by axis, those to the left first, with weights.
+
+        A rank that is its own neighbour, on a periodic axis of one, has edges of weight 0.
+        """
+        edges: list[tuple[int, int]] = []
+        weights: list[float] = []
+        for axis in range(len(self.shape)):
+            for way in (-1, 1):
+                ends = ((rank, self._moved(rank, axis, way)) for rank in range(self.size))
+                found = [(rank, there) for rank, there in ends if there is not None]
+                edges += found
+                weights += [self.edge_weight(axis)] * len(found)
+        return Graph(self.size, edges, weights)
+
+    def mixing_matrix(self) -> NDArray[np.float64]:
+        """Return W, size x size: x_i <- sum_j W[i, j] x_j, so row i says what rank i takes.
+
+        Equal weights, by which every rank keeps what would come from beyond an open end: symmetric
+        and doubly stochastic.
+        """
+        return self.to_graph().mixing_matrix()
 
     def _shift(
         self, method: str, rank: SupportsIndex, axis: str | int | None, offset: SupportsIndex

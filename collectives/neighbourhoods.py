@@ -1,0 +1,199 @@
+"""Neighbourhood operations: along all edges of a topology at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from .errors import ArgumentError
+from .flats import check_averaged, weighted_sums
+from .move import move
+from .moves import Moves
+from .neighbours import find_edges
+from .routes import Shapes
+from .trees import flatten, unflatten
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .binding import Binding
+    from .neighbours import EdgeRoute
+
+__all__ = ["Neighbourhoods"]
+
+T = TypeVar("T")
+
+
+class Neighbourhoods(Moves):
+    """The operations over a topology's edges; see :class:`~collectives.Exchange`.
+
+    Over a :class:`~collectives.Graph`, results stand in the order of the edges that arrive
+    (``graph.sources(rank)``), and what is given in the order of those that leave
+    (``graph.destinations(rank)``). A Ring or Mesh has two edges per axis at every rank, each way:
+    left and right on the first axis, left and right on the second, ...; beyond an open end stand
+    zeros. A Schedule has the edges of its graph of the given ``step``, which is part of matching.
+
+    They are linear; the adjoint runs along the reversed edges.
+
+    Source: MPI's neighbourhood collectives (8.6 and 8.7 of MPI-4.1).
+    """
+
+    def neighbor_allgather(
+        self,
+        tree: T,
+        *,
+        step: int | None = None,
+        like: Sequence[T] | None = None,
+        out: Sequence[T] | None = None,
+        shapes: Shapes = "same",
+        timeout: float | None = None,
+    ) -> tuple[T, ...]:
+        """Send one tree along every edge that leaves; return one for every edge that arrives.
+
+        Called by: every rank. Gradient: that of each result flows back along its edge; a rank gets
+        the sum over the edges that leave it.
+
+        Args:
+            tree: Tensor, or tuple, list, dict, NamedTuple, dataclass of tensors; any strides.
+            step: Which graph of a Schedule; without meaning elsewhere.
+            like: Shapes and dtypes of what arrives, edge by edge, where they differ from ``tree``.
+            out: Buffers to write into, edge by edge.
+            shapes: "discover": shapes and dtypes are the sender's, who is asked first; the trees
+                are built like ``tree``. As in :meth:`shift`.
+            timeout: Seconds, instead of the Exchange's.
+
+        Returns:
+            New tensors, never views of the input; none for a rank at which no edge arrives.
+
+        Raises:
+            TopologyError: A Schedule without ``step``.
+            ArgumentError: A tree that cannot be sent, or not one ``like`` or ``out`` for each edge.
+            ExchangeError: It was started and did not succeed.
+
+        Example:
+            >>> def program(adapter):
+            ...     exchange = Exchange(Graph.star, adapter)
+            ...     mine = torch.tensor(float(exchange.rank))
+            ...     return [x.item() for x in exchange.neighbor_allgather(mine)]
+            >>> simulate(4, program)
+            [[1.0, 2.0, 3.0], [0.0], [0.0], [0.0]]
+
+        Source: MPI_Neighbor_allgather.
+        """
+        binding, route = self._edges("neighbor_allgather", step, shapes)
+        expected, buffers = route.expected(binding, tree, like), route.buffers(binding, out)
+        arrived = move(binding, route, route.to_all(tree), expected, buffers, 0, timeout)
+        return cast("tuple[T, ...]", route.in_order(arrived))
+
+    def neighbor_alltoall(
+        self,
+        trees: Sequence[T],
+        *,
+        step: int | None = None,
+        like: Sequence[T] | None = None,
+        out: Sequence[T] | None = None,
+        shapes: Shapes = "same",
+        timeout: float | None = None,
+    ) -> tuple[T, ...]:
+        """Send a tree of its own along each edge that leaves; return one for each that arrives.
+
+        Called by: every rank. Gradient: flows back along the edges.
+
+        Args:
+            trees: One for each edge that leaves. On a Ring or Mesh also for edges beyond an open
+                end: they are not sent, but say what comes the other way.
+            step: As in :meth:`neighbor_allgather`.
+            like: Shapes and dtypes of what arrives, edge by edge. By default all is like the first
+                of ``trees``; on a Ring or Mesh what comes from the left is like what goes to the
+                right, and the other way round, as in :meth:`exchange`.
+            out: Buffers to write into, edge by edge.
+            shapes: As in :meth:`neighbor_allgather`.
+            timeout: Seconds, instead of the Exchange's.
+
+        Returns:
+            New tensors, never views of the input. On a ring, ``(from_left, from_right)``.
+
+        Raises:
+            TopologyError: A Schedule without ``step``.
+            ArgumentError: Not one tree for each edge; edges arrive at a rank that none leaves, and
+                there is no ``like``.
+            ExchangeError: It was started and did not succeed.
+
+        Example:
+            >>> def program(adapter):
+            ...     exchange = Exchange(Ring, adapter)
+            ...     mine = [torch.tensor(10.0 * exchange.rank + way) for way in (0, 1)]
+            ...     return [x.item() for x in exchange.neighbor_alltoall(mine)]
+            >>> simulate(3, program)
+            [[21.0, 10.0], [1.0, 20.0], [11.0, 0.0]]
+
+        Source: MPI_Neighbor_alltoall; on a ring of two with the sides as for three ranks (see
+        :meth:`exchange`).
+        """
+        binding, route = self._edges("neighbor_alltoall", step, shapes)
+        sent = route.dealt(binding, trees)
+        if route.edges.arriving and not route.edges.leaving and like is None:
+            raise ArgumentError(
+                f"neighbor_alltoall: no edge leaves this rank {binding.here}, so nothing says what"
+                f" arrives along the {len(route.edges.arriving)} that lead to it; give like="
+            )
+        expected = route.expected(binding, trees[0] if trees else None, like)
+        buffers = route.buffers(binding, out)
+        arrived = move(binding, route, sent, expected, buffers, 0, timeout)
+        return cast("tuple[T, ...]", route.in_order(arrived))
+
+    def neighbor_allreduce(
+        self,
+        tree: T,
+        weights: Sequence[float] | None = None,
+        *,
+        step: int | None = None,
+        timeout: float | None = None,
+    ) -> T:
+        """Return the weighted sum of my tree and those of the ranks from which edges arrive.
+
+        By default with the weights of the topology's mixing matrix: x_i <- sum_j W[i, j] x_j.
+
+        Called by: every rank. Gradient: the same with the transposed weights, along the reversed
+        edges. Summed in the order of the edges, so results are alike on every transport.
+
+        Args:
+            tree: Of floating-point or complex tensors of the same shapes on all ranks.
+            weights: What this rank takes instead: of its own first, then of each edge that
+                arrives, in order (left and right of each axis on a mesh). They need not be alike
+                on the ranks, nor sum to one.
+            step: As in :meth:`neighbor_allgather`.
+            timeout: Seconds, instead of the Exchange's.
+
+        Returns:
+            A tree like ``tree``: new tensors.
+
+        Raises:
+            TopologyError: A Schedule without ``step``.
+            ArgumentError: A tree that cannot be averaged, or wrong ``weights``.
+            ExchangeError: It was started and did not succeed.
+
+        Example:
+            >>> def program(adapter):
+            ...     exchange = Exchange(Graph.complete, adapter)
+            ...     mean = exchange.neighbor_allreduce(torch.tensor(float(exchange.rank)))
+            ...     return round(mean.item(), 6)
+            >>> simulate(4, program)
+            [1.5, 1.5, 1.5, 1.5]
+
+        Source: BlueFog's neighbor_allreduce.
+        """
+        binding, route = self._edges("neighbor_allreduce", step)
+        factors = route.factors(binding, weights)
+        leaves, structure = flatten(tree, f"neighbor_allreduce {binding.here}")
+        check_averaged(binding, "neighbor_allreduce", leaves)
+        expected = route.expected(binding, leaves, None)
+        arrived = move(binding, route, route.to_all(leaves), expected, timeout=timeout)
+        theirs = cast("tuple[list[Tensor], ...]", route.in_order(arrived))
+        return cast("T", unflatten(structure, weighted_sums(factors, leaves, theirs)))
+
+    def _edges(
+        self, operation: str, step: int | None, shapes: Shapes = "same"
+    ) -> tuple[Binding, EdgeRoute]:
+        binding = self._bound()
+        return binding, find_edges(binding, operation, step, shapes)
