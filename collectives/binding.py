@@ -16,6 +16,7 @@ from .agree import Verify, agreement
 from .deadline import Deadline
 from .engine import Engine
 from .errors import ContextError, TopologyError
+from .facts import shortened
 from .guard import attach
 from .record import FlightRecord, take
 from .renewal import successor
@@ -38,6 +39,10 @@ TopologySource = Topology | Callable[[int], Topology]
 
 # By group (or, in the simulator, by transport). Exchanges over one group share one state.
 _STATES: weakref.WeakKeyDictionary[object, GroupState] = weakref.WeakKeyDictionary()
+
+
+# It is part of every message's tag: a graph of many edges would take long to write out.
+_LONGEST_DIGEST = 1_000
 
 
 class _Local(threading.local):
@@ -210,7 +215,7 @@ def bind_exchange(
         name=name,
         signed=verify != "off",
         deadline=deadline,
-        digest=repr(resolved),
+        digest=shortened(repr(resolved), _LONGEST_DIGEST),
     )
 
 

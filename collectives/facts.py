@@ -16,7 +16,16 @@ from typing import NamedTuple
 
 from .errors import ContextError
 
-__all__ = ["PROTOCOL", "Entry", "Facts", "Process", "absence", "disagreement", "this_process"]
+__all__ = [
+    "PROTOCOL",
+    "Entry",
+    "Facts",
+    "Process",
+    "absence",
+    "disagreement",
+    "shortened",
+    "this_process",
+]
 
 PROTOCOL = 1
 """Number of the wire protocol: tags, headers and entries of another number are not understood."""
@@ -93,11 +102,13 @@ class Entry(NamedTuple):
     @classmethod
     def coming(cls, facts: Facts, process: Process) -> Entry:
         """Return the entry of a process that comes, its long texts as all compare them."""
-        return cls(replace(facts, topology=_short(facts.topology), job=_short(facts.job)), process)
+        return cls(
+            replace(facts, topology=shortened(facts.topology), job=shortened(facts.job)), process
+        )
 
     def giving_up(self, failure: str, *, late: bool) -> Entry:
         """Return what the process writes when it gives up."""
-        return self._replace(failure=_short(failure), late=late)
+        return self._replace(failure=shortened(failure), late=late)
 
     def dump(self) -> str:
         """Return the entry as JSON."""
@@ -211,12 +222,12 @@ def _name(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, numbers[:_NAMED]))}{more}"
 
 
-def _short(text: str) -> str:
+def shortened(text: str, most: int = _LONGEST_TEXT) -> str:
     """Return the text, or its beginning and a digest; not to be applied twice."""
-    if len(text) <= _LONGEST_TEXT:
+    if len(text) <= most:
         return text
     digest = sha256(text.encode(errors="replace")).hexdigest()
-    return f"{text[:_LONGEST_TEXT]}... ({len(text)} characters, sha256 {digest[:16]})"
+    return f"{text[:most]}... ({len(text)} characters, sha256 {digest[:16]})"
 
 
 def _number(value: object) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -133,12 +134,14 @@ def _squares_of_my_part(
     of_rank = {(rank - hop) % size: tree for hop, tree in enumerate((mine, *arrived))}
     squares = torch.zeros(size, dtype=torch.float64)
     for number, own in enumerate(mine):
-        wide = torch.promote_types(own.dtype, torch.float64)
-        mean = torch.zeros_like(own, dtype=wide)
+        # Distances from my own, not from zero: so they are exactly 0 where all have the same.
+        apart = partial(_apart, own)
+        mean = torch.zeros_like(apart(own))
         for source in range(size):
-            mean += of_rank[source][number].to(wide) / size
+            mean += apart(of_rank[source][number]) / size
         for source in range(size):
-            squares[source] += (of_rank[source][number].to(wide) - mean).abs().square().sum().cpu()
+            distance = apart(of_rank[source][number]) - mean
+            squares[source] += distance.abs().square().sum().cpu()
     return squares
 
 
@@ -151,6 +154,11 @@ def _by_rank(binding: Binding, route: Route, squares: Tensor, timeout: float | N
     of_rank = {(rank - hop) % size: part for hop, part in enumerate((mine, *arrived))}
     totals: list[float] = torch.stack([of_rank[r].cpu() for r in range(size)]).sum(0).tolist()
     return totals
+
+
+def _apart(own: Tensor, x: Tensor) -> Tensor:
+    wide = torch.complex128 if x.is_complex() else torch.float64
+    return x.to(wide) - own.to(wide)
 
 
 def _all_pairs(binding: Binding, operation: str, contents: str) -> Route:

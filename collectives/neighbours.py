@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from .binding import Route
 from .discover import refuse_sizes
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["EdgeRoute", "find_edges", "make_room"]
 
 Trees = tuple[object, ...]
-R = TypeVar("R", bound=Route)
 
 # Of one Exchange: a schedule without a period would fill the cache. One is made in 50 us.
 _MOST_ROUTES = 256
@@ -97,13 +96,14 @@ class EdgeRoute(Route):
         if weights is None:
             return (self.edges.own, *self.edges.weights)
         count = len(self.edges.arriving) + 1
-        known = isinstance(weights, Sequence) and all(isinstance(w, int | float) for w in weights)
-        if not known or len(weights) != count or not all(map(math.isfinite, weights)):
+        given: tuple[object, ...] = tuple(weights)
+        known = [float(w) for w in given if isinstance(w, int | float) and math.isfinite(w)]
+        if not len(known) == len(given) == count:
             raise ArgumentError(
                 f"{self.plan.op}: weights must be {count} finite numbers {binding.here}, what this"
                 f" rank keeps first, then one for each edge that arrives, got {weights!r}"
             )
-        return tuple(map(float, weights))
+        return tuple(known)
 
     def _by_lane(
         self,

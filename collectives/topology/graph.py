@@ -181,7 +181,7 @@ class Graph(Topology):
         if line.size != mesh.shape[index]:
             raise TopologyError(
                 f"Graph.along: make must give a graph of {mesh.shape[index]} ranks, the extent of"
-                f" axis {mesh.axes[index]!r}, got {line.size}"
+                f" axis {mesh.axes[index]!r}, got {line.size}; pass a function: Graph.complete"
             )
         lines = sorted({mesh.along(index, rank) for rank in range(mesh.size)})
         edges = tuple((ranks[s], ranks[d]) for s, d in line.edges for ranks in lines)
