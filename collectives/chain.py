@@ -103,6 +103,11 @@ class Chain:
         self._segment = Segment()
         self._earlier: list[Segment] = []
 
+    @property
+    def root(self) -> Tensor:
+        """The leaf that all exchanges depend on: ``autograd.grad`` towards it runs them all."""
+        return self._root
+
     def link(self, record: Record) -> Tensor:
         """Add an exchange and return the token that goes into it."""
         if inside_backward():

@@ -64,9 +64,13 @@ def check_adjoint(
         generator = torch.Generator().manual_seed(seed * 1009 + exchange.rank)
         cotangents = [_random_like(y, generator) for y in outputs]
         forward = _dot(outputs, cotangents)
-        grads: Sequence[Tensor | None] = torch.autograd.grad(
-            exchange.join(forward), wrt, allow_unused=True
-        )
+        joined = exchange.join(forward)
+        # Towards the root of the chain too: else a rank that only receives would leave out its
+        # part. Where nothing leaves or arrives at all there is none.
+        root = exchange._bound().engine.state.chain.root
+        grads: Sequence[Tensor | None] = [None] * len(wrt)
+        if joined.requires_grad:
+            *grads, _ = torch.autograd.grad(joined, [*wrt, root], allow_unused=True)
     given_back = [torch.zeros_like(x) if g is None else g for x, g in zip(wrt, grads, strict=True)]
     sums = torch.stack(
         [
