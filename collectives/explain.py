@@ -16,13 +16,16 @@ __all__ = ["explain"]
 _MOST_RANKS = 16
 
 
-def explain(plans: Sequence[Plan], rank: int | None, lane_names: Sequence[str]) -> str:
+def explain(
+    plans: Sequence[Plan], rank: int | None, lane_names: Sequence[str], *, fills: bool = True
+) -> str:
     """Return a table with one line per rank; this process's own is marked.
 
     Args:
         plans: Of all ranks.
         rank: Of this process, if known.
         lane_names: What each lane carries.
+        fills: Whether something stands in for what comes from nowhere.
     """
     size = plans[0].size
     lines = [f"{plans[0].op} on {size} rank{'' if size == 1 else 's'}"]
@@ -30,13 +33,15 @@ def explain(plans: Sequence[Plan], rank: int | None, lane_names: Sequence[str]) 
     for plan in plans:
         if plan.rank in shown:
             mark = "*" if plan.rank == rank else " "
-            lines.append(f"{mark} rank {plan.rank}: {'; '.join(_steps(plan, lane_names))}")
+            lines.append(
+                f"{mark} rank {plan.rank}: {'; '.join(_steps(plan, lane_names, fills=fills))}"
+            )
     if len(plans) > len(shown):
         lines.append(f"  ... {len(plans) - len(shown)} more")
     return "\n".join(lines)
 
 
-def _steps(plan: Plan, lane_names: Sequence[str]) -> list[str]:
+def _steps(plan: Plan, lane_names: Sequence[str], *, fills: bool) -> list[str]:
     words = []
     for step in plan.steps:
         carried = lane_names[step.key]
@@ -47,6 +52,8 @@ def _steps(plan: Plan, lane_names: Sequence[str]) -> list[str]:
         elif isinstance(step, Copy):
             words.append(f"keeps {carried}")
     words += [
-        f"gets the fill for {lane_names[lane.key]}" for lane in plan.lanes if lane.source is None
+        f"gets the fill for {lane_names[lane.key]}"
+        for lane in plan.lanes
+        if lane.source is None and fills
     ]
     return words or ["nothing"]

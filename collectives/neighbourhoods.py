@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
 
+from .binding import resolve
+from .edges import graph_at, plan_edges
 from .errors import ArgumentError
+from .explain import explain
 from .flats import check_averaged, weighted_sums
 from .move import move
 from .moves import Moves
 from .neighbours import find_edges
-from .routes import Shapes
+from .routes import Axis, Pairs, Shapes
+from .topology import Cartesian
 from .trees import flatten, unflatten
 
 if TYPE_CHECKING:
@@ -22,6 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["Neighbourhoods"]
 
 T = TypeVar("T")
+Operation: TypeAlias = Literal[
+    "shift",
+    "exchange",
+    "permute",
+    "neighbor_allgather",
+    "neighbor_alltoall",
+    "neighbor_allreduce",
+    "gossip_",
+]
 
 
 class Neighbourhoods(Moves):
@@ -191,6 +204,43 @@ class Neighbourhoods(Moves):
         arrived = move(binding, route, route.to_all(leaves), expected, timeout=timeout)
         theirs = cast("tuple[list[Tensor], ...]", route.in_order(arrived))
         return cast("T", unflatten(structure, weighted_sums(factors, leaves, theirs)))
+
+    def explain(
+        self,
+        operation: Operation,
+        *,
+        offset: int = 1,
+        axis: Axis = None,
+        pairs: Pairs = (),
+        step: int | None = None,
+    ) -> str:
+        """Say who sends what to whom; this rank's line is marked. Nothing is sent.
+
+        Works before the ranks are up if the topology has a fixed size. ``offset``, ``axis``,
+        ``pairs`` and ``step`` are those of the operation.
+
+        Raises:
+            TopologyError: No such axis, the size is not known yet, or a Schedule without ``step``.
+
+        Example:
+            >>> def program(adapter):
+            ...     return Exchange(Graph.star(2), adapter).explain("neighbor_allgather")
+            >>> print(simulate(2, program)[0])
+            neighbor_allgather() on 2 ranks
+              rank 0: sends edge 0 to 1; gets edge 1 of 1
+              rank 1: sends edge 1 to 0; gets edge 0 of 0
+        """
+        if operation in ("shift", "exchange", "permute"):
+            return super().explain(operation, offset=offset, axis=axis, pairs=pairs)
+        binding = self._binding
+        size, mine = (None, None) if binding is None else (binding.engine.size, binding.engine.rank)
+        topology = graph_at(operation, resolve(self._topology, size), step)
+        plans = [plan_edges(topology, r, f"{operation}()").plan for r in range(topology.size)]
+        if isinstance(topology, Cartesian):
+            ways = [f"{way} on {axis!r}" for axis in topology.axes for way in ("left", "right")]
+            return explain(plans, mine, [f"to the {way}" for way in ways])
+        edges = [f"edge {number}" for number in range(len(topology.to_graph().edges))]
+        return explain(plans, mine, [*edges, "nothing"], fills=False)
 
     def _edges(
         self, operation: str, step: int | None, shapes: Shapes = "same"

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 import torch
 
-from collectives import Adapter, Exchange, Ring
+from collectives import Adapter, Exchange, Ring, Schedule
 from collectives.testing import simulate
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +68,7 @@ def test_every_snippet_has_a_test() -> None:
         "In a torchrun script",
         "What there is",
         "What there is #2",
+        "What there is #3",
     ]
 
 
@@ -103,6 +104,29 @@ def test_the_prefetching_loop() -> None:
     assert simulate(3, program) == [[6.0 * (r + 1), 6.0] for r in range(3)]
 
 
+def test_the_decentralised_loop() -> None:
+    names: dict[str, object] = {}
+    exec(CODE["What there is #2"], names)
+    train = cast("Callable[..., float]", names["train"])
+
+    def program(adapter: Adapter) -> tuple[float, float]:
+        exchange = Exchange(Schedule.one_peer_exponential, adapter)
+        model = torch.nn.Linear(1, 1, bias=False).double()
+        torch.nn.init.constant_(model.weight, 1.0)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        target = torch.full((1, 1), float(exchange.rank), dtype=torch.float64)
+        batches = [torch.ones(1, 1, dtype=torch.float64)] * 100
+        distance = train(
+            exchange, model, optimizer, batches, lambda m, x: (m(x) - target).square().mean()
+        )
+        return model.weight.item(), distance
+
+    weights, distances = zip(*simulate(4, program), strict=True)
+    assert sum(weights) / 4 == pytest.approx(1.5)  # the mean of the targets
+    assert 0 < distances[0] < 0.5
+    assert set(distances) == {distances[0]}
+
+
 def test_the_notebook_prints_what_the_comment_says(capsys: pytest.CaptureFixture[str]) -> None:
     code = CODE["In a notebook, without any GPU"]
     exec(code, {})
@@ -123,5 +147,5 @@ def test_the_torchrun_script(tmp_path: Path, launcher: tuple[str, ...]) -> None:
 
 def test_the_plugin(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["collectives.testing.plugin"]\n')
-    code = CODE["What there is #2"]
+    code = CODE["What there is #3"]
     assert "3 passed" in run(tmp_path, code, "-m", "pytest", "-q", name="test_snippet.py")
