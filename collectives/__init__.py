@@ -5,7 +5,7 @@ General layout; imports go only downwards:
 ``errors``              the exception tree
 ``topology``            Ring, Mesh, Graph, Schedule: frozen values without torch
 ``context``             what an adapter (package ``adapters``) finds: rank, size, device, group
-``plan``                who sends what to whom, as data; ``check_plans`` compares all ranks
+``plan``, ``edges``     who sends what to whom, as data; ``check_plans`` compares all ranks
 ``signature``           what the two ends of an exchange must agree on
 ``runtime``             the checks of a context against ``torch.distributed``; below it
                         ``launcher``, ``devices``, ``rendezvous``, beside it ``discovery``
@@ -16,6 +16,7 @@ General layout; imports go only downwards:
 ``autograd``            the adjoint: the plan reversed; ``gradients`` are its tables
 ``move``, ``checks``    from trees to calls and back; what is refused on the way
 ``exchange``            Exchange, what users call; ``lifetime``, ``binding``, ``routes`` serve it
+``neighbourhoods``      its operations over edges (``neighbours``); ``gossip`` averages (``flats``)
 ``compat``              drop-in names for people who come from open_clip
 ``steps``               even_steps, a loop that ends on all ranks at once
 ``record``              the flight record; ``cli`` is ``python -m collectives``

@@ -48,8 +48,16 @@ def check_averaged(binding: Binding, operation: str, leaves: Iterable[Tensor]) -
             )
 
 
-def check_params(binding: Binding, operation: str, params: Iterable[Tensor]) -> list[Tensor]:
-    """Return parameters as a list of tensors that can be averaged and written to.
+def check_params(
+    binding: Binding, operation: str, params: Iterable[Tensor], *, written: bool = False
+) -> list[Tensor]:
+    """Return parameters as a list of tensors that can be averaged.
+
+    Args:
+        binding: Of the Exchange.
+        operation: For error texts.
+        params: As they were given.
+        written: Whether they are to be written to.
 
     Raises:
         ArgumentError: Something else than dense floating-point tensors on the right device.
@@ -65,11 +73,8 @@ def check_params(binding: Binding, operation: str, params: Iterable[Tensor]) -> 
         device = binding.engine.device
         if type(x) not in PLAIN or x.layout is not torch.strided or x.device != device:
             x = plain(binding, operation, x)  # noqa: PLW2901 - the same memory
-        if is_wrapped(x) or any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape, strict=True)):
-            raise ArgumentError(
-                f"{operation}: cannot write into an expanded tensor, or inside torch.func"
-                f" {binding.here}; average a .clone(), outside of transforms"
-            )
+        if written:
+            _check_writable(binding, operation, x)
         found.append(x.detach())
     if not found:
         raise ArgumentError(
@@ -78,6 +83,20 @@ def check_params(binding: Binding, operation: str, params: Iterable[Tensor]) -> 
         )
     check_averaged(binding, operation, found)
     return found
+
+
+def _check_writable(binding: Binding, operation: str, x: Tensor) -> None:
+    what = ""
+    if is_wrapped(x):
+        what = "a tensor of a torch.func transform"
+    elif any(stride == 0 and n > 1 for stride, n in zip(x.stride(), x.shape, strict=True)):
+        what = "an expanded tensor"
+    elif x.is_inference() and not torch.is_inference_mode_enabled():
+        what = "an inference tensor outside of inference mode"
+    if what:
+        raise ArgumentError(
+            f"{operation}: cannot write into {what} {binding.here}; average a .clone() made outside"
+        )
 
 
 class Flats:

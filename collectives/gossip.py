@@ -68,7 +68,7 @@ class Gossip(Neighbourhoods):
         """
         binding = self._bound()
         with torch.no_grad():
-            flats = Flats(check_params(binding, "gossip_", params))
+            flats = Flats(check_params(binding, "gossip_", params, written=True))
             route = find_edges(binding, "gossip_", step, contents=flats.contents)
             if not route.calls:  # all ranks see all weights, so all of them refuse
                 check_weights(route.plan.op, weight_sums(route.topology))

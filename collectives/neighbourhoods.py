@@ -48,7 +48,7 @@ class Neighbourhoods(Moves):
 
     They are linear; the adjoint runs along the reversed edges.
 
-    Source: MPI's neighbourhood collectives (8.6 and 8.7 of MPI-4.1).
+    Source: MPI's neighbourhood collectives (MPI-4.1, 8.6).
     """
 
     def neighbor_allgather(
@@ -237,8 +237,8 @@ class Neighbourhoods(Moves):
         topology = graph_at(operation, resolve(self._topology, size), step)
         plans = [plan_edges(topology, r, f"{operation}()").plan for r in range(topology.size)]
         if isinstance(topology, Cartesian):
-            ways = [f"{way} on {axis!r}" for axis in topology.axes for way in ("left", "right")]
-            return explain(plans, mine, [f"to the {way}" for way in ways])
+            ways = [f"{way} ({axis})" for axis in topology.axes for way in ("to_left", "to_right")]
+            return explain(plans, mine, ways)
         edges = [f"edge {number}" for number in range(len(topology.to_graph().edges))]
         return explain(plans, mine, [*edges, "nothing"], fills=False)
 

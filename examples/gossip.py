@@ -97,10 +97,12 @@ def plot(distances: Mapping[str, list[float]], folder: Path) -> Path:
     FigureCanvasAgg(figure)  # draws without a display
     axes = figure.subplots()
     for number, (title, measured) in enumerate(distances.items()):
-        factor = predicted_factor(TOPOLOGIES[title]) ** (1 / period_of(TOPOLOGIES[title]))
-        predicted = [measured[0] * factor**step for step in range(len(measured))]
+        topology = TOPOLOGIES[title]
+        ends = range(0, len(measured), period_of(topology))
+        predicted = [measured[0] * predicted_factor(topology) ** k for k in range(len(ends))]
+        # What is exactly 0 has no place on a logarithmic axis.
         axes.semilogy([max(d, 1e-17) for d in measured], f"oC{number}", markersize=3, label=title)
-        axes.semilogy([max(d, 1e-17) for d in predicted], f"-C{number}", linewidth=1)
+        axes.semilogy(ends, [max(d, 1e-17) for d in predicted], f"-C{number}", linewidth=1)
     axes.set(xlabel="step", ylabel="distance from the mean", ylim=(1e-17, None))
     axes.set_title("Gossip on 16 ranks: measured (dots), predicted by the spectral gap (lines)")
     axes.legend(fontsize="small")

@@ -53,7 +53,7 @@ def test_topologies_plans_and_errors_run_where_torch_cannot_be_imported() -> Non
 import importlib, pathlib, sys, types
 package = types.ModuleType("collectives")  # its own __init__ imports the engine
 package.__path__ = ["collectives"]
-sys.modules |= {"collectives": package, "torch": None}
+sys.modules |= {"collectives": package, **dict.fromkeys(("torch", "numpy", "networkx"))}
 for name in sys.argv[1:]:
     importlib.import_module(f"collectives.{name}")
 ring = importlib.import_module("collectives.topology").Ring(4)

@@ -65,9 +65,9 @@ class Topology(ABC):
     def spectral_gap(self) -> float:
         """Return one minus the second largest modulus of the mixing matrix' eigenvalues.
 
-        By that factor, 1 - gap, the distance from the average shrinks with each step of averaging
-        in the long run (with each period of a Schedule); for a symmetric matrix, at least by that
-        factor with every step. 0: some ranks never hear of each other.
+        In the long run each step of averaging (each period of a Schedule) leaves 1 - gap of the
+        distance from the average; where the matrix is symmetric, each single step leaves no more.
+        0: some ranks never hear of each other.
 
         Raises:
             TopologyError: The weights of the ranks do not sum to one.

@@ -39,6 +39,8 @@ class Schedule(Topology):
         ([0.25, 0.25, 0.25, 0.25], 1.0)
     """
 
+    __iter__ = None  # it never ends: Python would count up for ever
+
     @staticmethod
     def cycle(topologies: Sequence[Topology]) -> Schedule:
         """Return the schedule that goes through some topologies, again and again.

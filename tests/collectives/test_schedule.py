@@ -112,3 +112,10 @@ def test_axis_by_axis_averages_over_all_ranks_in_as_many_steps_as_axes() -> None
 def test_what_makes_no_schedule_is_refused(use: Callable[[], object], text: str) -> None:
     with pytest.raises(TopologyError, match=text):
         use()
+
+
+def test_a_schedule_is_not_iterated_over_since_it_has_no_end() -> None:
+    with pytest.raises(TypeError, match="not iterable"):
+        list(LOOSE)
+    with pytest.raises(TypeError):
+        Graph(4, ()) in LOOSE  # noqa: B015 - it would search for ever

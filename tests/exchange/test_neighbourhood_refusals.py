@@ -16,6 +16,8 @@ from collectives.topology import Topology
 X = torch.ones(2)
 LONE = Graph(2, [(0, 1), (0, 1)])  # rank 0 gets nothing, rank 1 sends nothing
 LEAKY = Graph(2, [(0, 1), (1, 0)], [0.5, 0.5], [0.5, 0.25])
+with torch.inference_mode():
+    INFERENCE = torch.ones(2)
 Use = Callable[[Any], object]
 
 
@@ -55,6 +57,7 @@ def on_all_ranks(topology: Any, use: Use, error: type[Exception], text: str) -> 
         (Ring, lambda e: e.gossip_({"x": X}), "params must hold tensors .* got str"),
         (Ring, lambda e: e.gossip_([X.int()]), "only floating-point and complex"),
         (Ring, lambda e: e.gossip_([torch.ones(1).expand(3)]), "cannot write into an expanded"),
+        (Ring, lambda e: e.gossip_([INFERENCE]), "cannot write into an inference tensor"),
         (Ring, lambda e: e.gossip_([torch.ones(2, 2).to_sparse()]), "expected a dense tensor"),
         (Ring, lambda e: e.gossip_([torch.ones(2, device="meta")]), "meta tensor"),
         (Ring, lambda e: e.consensus_distance([X.long()]), "only floating-point and complex"),
