@@ -72,7 +72,7 @@ class Neighbourhoods(Moves):
             like: Shapes and dtypes of what arrives, edge by edge, where they differ from ``tree``.
             out: Buffers to write into, edge by edge.
             shapes: "discover": shapes and dtypes are the sender's, who is asked first; the trees
-                are built like ``tree``. As in :meth:`shift`.
+                are built like ``tree``. "once": asked only when it is new. As in :meth:`shift`.
             timeout: Seconds, instead of the Exchange's.
 
         Returns:

@@ -156,7 +156,8 @@ def find_edges(
         edges = plan_edges(graph, binding.engine.rank, f"{operation}({', '.join(arguments)})")
         route = EdgeRoute(
             plan=edges.plan,
-            discover=shapes == "discover",
+            discover=shapes != "same",
+            once=shapes == "once",
             builds=True,
             edges=edges,
             topology=graph,

@@ -168,6 +168,8 @@ def test_over_a_schedule_the_edges_are_those_of_the_step(world: World) -> None:
 def uneven(adapter: Adapter, topology: Topology) -> list[Tensor]:
     exchange = Exchange(topology, adapter)
     mine = of_rank(exchange.rank, size=exchange.rank + 1)
+    first, again = (exchange.neighbor_allgather([mine], shapes="once") for _ in range(2))
+    assert all(torch.equal(x, y) for (x,), (y,) in zip(first, again, strict=True))
     return [x for (x,) in exchange.neighbor_allgather([mine], shapes="discover")]
 
 
