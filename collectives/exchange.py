@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from .collective import Collectives
 from .gossip import Gossip
+from .halo import Halos
 
 __all__ = ["Exchange"]
 
 
-class Exchange(Collectives, Gossip):
+class Exchange(Collectives, Gossip, Halos):
     """Exchanges tensors with neighbours, differentiably, in every runtime.
 
     Every rank of the topology calls the same operations in the same order. Results are new

@@ -19,7 +19,7 @@ FRAMEWORKS = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 PURE = (
     *("errors", "topology", "plan", "signature", "context", "explain", "launcher", "hello"),
-    *("facts", "header", "line", "edges"),
+    *("facts", "header", "line", "edges", "strips", "windows"),
 )
 
 # The worker is a launcher: it makes the groups of test ranks.
