@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help .venv demo test faults lint bench bench-guard
+.PHONY: help .venv demo test faults lint bench bench-guard bench-halo
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,3 +36,6 @@ bench: .venv ## Compare the cost of an exchange with the function that people co
 
 bench-guard: .venv ## Measure what the guard adds to bare calls of the process group
 	$(BIN)/python -m benchmarks.guard
+
+bench-halo: .venv ## Compare halos into a padded array with gathering the slabs
+	$(BIN)/python -m benchmarks.halo

@@ -5,6 +5,7 @@ General layout; imports go only downwards:
 ``errors``              the exception tree
 ``topology``            Ring, Mesh, Graph, Schedule: frozen values without torch
 ``context``             what an adapter (package ``adapters``) finds: rank, size, device, group
+``strips``, ``windows`` who needs which rows of a field in shards, as data
 ``plan``, ``edges``     who sends what to whom, as data; ``check_plans`` compares all ranks
 ``signature``           what the two ends of an exchange must agree on
 ``runtime``             the checks of a context against ``torch.distributed``; below it
@@ -15,6 +16,7 @@ General layout; imports go only downwards:
 ``engine``              runs a call: ``flight`` is one under way, ``chain`` the token chain
 ``autograd``            the adjoint: the plan reversed; ``gradients`` are its tables
 ``move``, ``checks``    from trees to calls and back; what is refused on the way
+``halo``                halos around a shard; ``nn`` are torch's layers on shards
 ``exchange``            Exchange, what users call; ``lifetime``, ``binding``, ``routes`` serve it
 ``neighbourhoods``      its operations over edges (``neighbours``); ``gossip`` averages (``flats``)
 ``compat``              drop-in names for people who come from open_clip

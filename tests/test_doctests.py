@@ -16,12 +16,17 @@ MODULES = (
     "collectives.collective",
     "collectives.exchange",
     "collectives.gossip",
+    "collectives.halo.family",
     "collectives.neighbourhoods",
+    "collectives.nn.conv",
+    "collectives.nn.pool",
     "collectives.record.values",
     "collectives.record.words",
     "collectives.steps",
+    "collectives.strips",
     "collectives.testing.adjoint",
     "collectives.testing.simulate",
+    "collectives.windows",
 )
 OURS = ("Exchange", "Graph", "Mesh", "Ring", "Schedule")
 NAMES = {

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 import torch
 
-from collectives import Adapter, Exchange, Ring, Schedule
+from collectives import Adapter, Exchange, Mesh, Ring, Schedule
 from collectives.testing import simulate
 
 ROOT = Path(__file__).parents[1]
@@ -69,6 +69,7 @@ def test_every_snippet_has_a_test() -> None:
         "What there is",
         "What there is #2",
         "What there is #3",
+        "Fields in shards",
     ]
 
 
@@ -125,6 +126,17 @@ def test_the_decentralised_loop() -> None:
     assert sum(weights) / 4 == pytest.approx(1.5)  # the mean of the targets
     assert 0 < distances[0] < 0.5
     assert set(distances) == {distances[0]}
+
+
+def test_the_layer_on_a_field_in_shards() -> None:
+    def program(adapter: Adapter) -> list[int]:
+        names: dict[str, object] = {}
+        exec(CODE["Fields in shards"], names)
+        wide = cast("Callable[[Exchange, torch.Tensor], torch.Tensor]", names["wide"])
+        exchange = Exchange(Mesh((2, 1), axes=("y", "x")), adapter)
+        return list(wide(exchange, torch.zeros(1, 3, 4 + exchange.rank, 6)).shape)
+
+    assert simulate(2, program) == [[1, 8, 4, 6], [1, 8, 5, 6]]
 
 
 def test_the_notebook_prints_what_the_comment_says(capsys: pytest.CaptureFixture[str]) -> None:
