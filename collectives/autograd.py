@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from .call import Call
     from .chain import Chain
+    from .engine import Engine
     from .flight import Flight
 
-__all__ = ["differentiable", "join", "start_differentiable", "transformed", "wanted"]
+__all__ = ["differentiable", "join", "start_differentiable", "transformed", "unpack", "wanted"]
 
 
 def wanted(call: Call) -> bool:
@@ -117,7 +118,7 @@ def _adjoint(flight: Flight, grads: Grads) -> list[Tensor | None]:
     return spread(call.differentiable_inputs, arrived, len(call.inputs))
 
 
-def _unpack(ctx: FunctionCtx, flight: Flight) -> None:
+def unpack(ctx: FunctionCtx, record: Record | None, engine: Engine) -> None:
     """Begin a backward, with all that other ranks do at this point.
 
     Under a checkpoint, whoever unpacks a saved tensor first computes the block again, and its
@@ -130,13 +131,13 @@ def _unpack(ctx: FunctionCtx, flight: Flight) -> None:
         if "second time" not in str(error):
             raise
         raise ExchangeError(
-            f"the backward of {flight.record} has run before and its graph is gone (rank"
-            f" {flight.engine.rank} of {flight.engine.size}): losses that are backpropagated one by"
+            f"the backward of {record} has run before and its graph is gone (rank"
+            f" {engine.rank} of {engine.size}): losses that are backpropagated one by"
             " one must not share a chain, so join each where it is computed, loss ="
             " exchange.join(loss); or keep the graph with retain_graph=True"
         ) from error
-    if flight.record is not None:
-        flight.record.run()
+    if record is not None:
+        record.run()
 
 
 def _tangents(flight: Flight, tangents: Grads) -> list[Tensor | None]:
@@ -167,7 +168,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
-        _unpack(ctx, flight)
+        unpack(ctx, flight.record, flight.engine)
         return (None, None, *_adjoint(flight, grads[1:]))
 
     @staticmethod
@@ -246,7 +247,7 @@ class _Wait(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
-        _unpack(ctx, flight)
+        unpack(ctx, flight.record, flight.engine)
         back = flight.reverse()
         gradients = gradients_of(flight, grads[1:])
         if torch.is_grad_enabled():

@@ -143,6 +143,11 @@ class Chain:
         if records and records[-1].op == op:
             records[-1].wanted = False
 
+    def unlink(self, record: Record) -> None:
+        """Take an exchange out again that raised before anything came of it."""
+        if record.segment is not None:
+            record.segment.records.remove(record)
+
     def cut(self) -> None:
         """Begin a new chain; the old one is still checked."""
         if self._segment.records:

@@ -6,6 +6,7 @@
     ├── TopologyError (ValueError)      an axis, a rank or a size that the topology does not have
     ├── ContextError (RuntimeError)     the runtime is not up yet, or says something else than torch
     ├── ArgumentError (ValueError)      a tree, a tensor or an option that cannot be exchanged
+    │   └── CapturedTensorError         a function uses a tensor whose gradient would be lost
     └── ExchangeError (RuntimeError)    an exchange that was started and did not succeed
         ├── ExchangeMismatch            the ranks did not call the same exchange
         ├── PeerLost                    a neighbour is gone
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 __all__ = [
     "ArgumentError",
+    "CapturedTensorError",
     "CollectivesError",
     "ContextError",
     "DeadExchange",
@@ -49,6 +51,10 @@ class ContextError(CollectivesError, RuntimeError):
 
 class ArgumentError(CollectivesError, ValueError):
     """A tree, tensor or option that cannot be exchanged."""
+
+
+class CapturedTensorError(ArgumentError):
+    """A function that is run again in backward uses a tensor that it was not given."""
 
 
 class ExchangeError(CollectivesError, RuntimeError):

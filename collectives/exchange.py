@@ -5,11 +5,12 @@ from __future__ import annotations
 from .collective import Collectives
 from .gossip import Gossip
 from .halo import Halos
+from .rings import Rings
 
 __all__ = ["Exchange"]
 
 
-class Exchange(Collectives, Gossip, Halos):
+class Exchange(Collectives, Gossip, Halos, Rings):
     """Exchanges tensors with neighbours, differentiably, in every runtime.
 
     Every rank of the topology calls the same operations in the same order. Results are new

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .call import DIGEST_BITS, SEQUENCE_BITS
-from .chain import Chain
+from .chain import Chain, inside_backward
 from .errors import ExchangeError
 from .trace import KEPT, Trace
 
@@ -75,6 +75,8 @@ class GroupState:
         Raises:
             ExchangeError: Another thread has exchanged over it, and lives.
         """
+        if inside_backward():
+            return  # in a thread of autograd's (CUDA), for which the owner waits
         owner = self._owner
         if owner is not None and owner.is_alive() and owner is not threading.current_thread():
             raise ExchangeError(

@@ -14,6 +14,7 @@ from collectives import testing
 # Those of the topologies run in tests/collectives/test_topology.py.
 MODULES = (
     "collectives.collective",
+    "collectives.circuit.line",
     "collectives.exchange",
     "collectives.gossip",
     "collectives.halo.family",
@@ -22,6 +23,7 @@ MODULES = (
     "collectives.nn.pool",
     "collectives.record.values",
     "collectives.record.words",
+    "collectives.rings",
     "collectives.steps",
     "collectives.strips",
     "collectives.testing.adjoint",

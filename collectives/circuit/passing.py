@@ -1,0 +1,126 @@
+"""One block after the other, while the next one is on its way.
+
+All ranks run all hops, whoever leaves the loop early: hops are numbered, and a rank that left some
+out would meet its neighbours in another exchange.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+
+import torch
+
+from ..binding import Route
+from ..move import start_move
+from ..plan import Lane, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from ..binding import Binding
+    from ..pending import Pending
+    from .line import Line
+
+__all__ = ["Options", "circulate", "start_hop"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How blocks are passed.
+
+    Args:
+        op: The operation in words, alike on all ranks.
+        prefetch: Hops that are under way while the caller computes.
+        discover: Whether each sender says what arrives.
+        timeout: Seconds for each hop, instead of the Exchange's.
+    """
+
+    op: str
+    prefetch: int = 1
+    discover: bool = False
+    timeout: float | None = None
+
+
+def circulate(
+    binding: Binding, line: Line, tree: T, options: Options
+) -> Generator[tuple[int | None, T], None, None]:
+    """Yield ``(source, block)`` after each number of hops, from 0 on; all ranks equally often.
+
+    ``source`` is ``None``, and the block zeros, where it would come from beyond an open end. A
+    caller who leaves early waits until the other hops have been run as well. Grad mode is that of
+    the call, not of the loop.
+    """
+    return _circulate(_Passing(binding, line, tree, options), line)
+
+
+def _circulate(passing: _Passing[T], line: Line) -> Generator[tuple[int | None, T], None, None]:
+    try:
+        for hop in range(line.extent):
+            yield line.source(hop), passing.block(hop)
+    except GeneratorExit:
+        passing.finish()
+        raise
+
+
+class _Passing(Generic[T]):
+    """The hops of one loop.
+
+    More than one hop under way means that each rank sends its own block to all the others: what a
+    neighbour shall hand on must first have come to it.
+    """
+
+    def __init__(self, binding: Binding, line: Line, tree: T, options: Options) -> None:
+        self._binding, self._line, self._options = binding, line, options
+        self._own = self._block = tree
+        self._grad = torch.is_grad_enabled()
+        self._direct = options.prefetch > 1
+        self._started = self._landed = 0
+        self._under_way: deque[Pending[T]] = deque()
+
+    def block(self, hop: int) -> T:
+        """Return the block after ``hop`` hops, with the next ones on their way."""
+        self._land(hop)
+        last = min(hop + self._options.prefetch, self._line.extent - 1)
+        while self._started < last:
+            self._start()
+        return self._block
+
+    def finish(self) -> None:
+        """Run all hops that are left, unless the group has failed: then the next call says so."""
+        if self._binding.engine.state.broken is None:
+            self._land(self._line.extent - 1)
+
+    def _land(self, hop: int) -> None:
+        while self._landed < hop:
+            if not self._under_way:
+                self._start()
+            with torch.set_grad_enabled(self._grad):
+                self._block = self._under_way.popleft().wait()
+            self._landed += 1
+
+    def _start(self) -> None:
+        hop = self._started + 1
+        lane = self._line.direct(hop) if self._direct else self._line.relay(hop)
+        tree = self._own if self._direct else self._block
+        with torch.set_grad_enabled(self._grad):
+            self._under_way.append(start_hop(self._binding, lane, tree, self._options))
+        self._started = hop
+
+
+def start_hop(binding: Binding, lane: Lane, tree: T, options: Options) -> Pending[T]:
+    """Start to send a tree down one lane; ``wait()`` gives what came."""
+    key = (options.op, lane, options.discover)
+    route = binding.routes.get(key)
+    if route is None:
+        plan = Plan(options.op, binding.engine.rank, binding.engine.size, (lane,))
+        route = binding.routes[key] = Route(plan, discover=options.discover)
+    pending = start_move(binding, route, (tree,), _first, timeout=options.timeout)
+    return cast("Pending[T]", pending)
+
+
+def _first(arrived: tuple[object, ...]) -> object:
+    return arrived[0]

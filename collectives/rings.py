@@ -1,0 +1,269 @@
+"""Loops over the blocks of all ranks: ring_pass, ring_fold and ring_scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from operator import index
+from typing import SupportsIndex, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from .binding import Binding
+from .checks import plain
+from .circuit import Options, circulate, find_line, fold, scan
+from .errors import ArgumentError
+from .move import raise_left_over
+from .moves import Moves
+from .routes import Axis, Shapes, check_shapes
+from .trees import flatten
+
+__all__ = ["Params", "Rings"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+C = TypeVar("C")
+Params = Tensor | Module | Iterable[Tensor | Module]
+
+
+class Rings(Moves):
+    """The operations in which every block visits every rank; see :class:`~collectives.Exchange`."""
+
+    def ring_pass(
+        self,
+        tree: T,
+        *,
+        axis: Axis = None,
+        prefetch: SupportsIndex = 1,
+        shapes: Shapes = "same",
+        timeout: float | None = None,
+    ) -> Generator[tuple[int, T], None, None]:
+        """Iterate over the blocks of all ranks, the own one first, then rank - 1's, and so on.
+
+        While the caller computes with one block, the next one is on its way; in backward so is
+        the gradient. What a rank received is handed on: each talks to its neighbours only.
+
+        Called by: every rank, with the same arguments; ``join`` the loss if a rank may not use all
+        blocks. Other exchanges within the loop are allowed on a periodic axis, the same on all
+        ranks.
+        Gradient: of a block, from all ranks that used it, to its owner. What autograd keeps grows
+        with the number of ranks; see :meth:`ring_fold`.
+
+        **Leaving early** (``break``, an exception, a dropped iterator) waits until the hops that
+        are left have been run, with the blocks thrown away: other ranks may still want them. So
+        ranks may leave at different blocks; nothing is saved by leaving.
+
+        **On an open axis** no block goes beyond the end: rank r gets the blocks of r, r - 1, ...,
+        0 only (those of the ranks that come before it: a causal mask). All ranks run all hops, so
+        that no one waits in vain, but not equally many rounds of the loop.
+
+        Args:
+            tree: This rank's block. Not to be written to before the loop is over, nor are the
+                blocks; that is found out.
+            axis: Of the mesh; may be left out where there is one.
+            prefetch: Blocks that are on their way during a round. 0: none. More than 1: every rank
+                sends its own block to each of the others, so that as many are on their way at once.
+            shapes: As in :meth:`shift`: "discover" for blocks of different shapes.
+            timeout: Seconds for each hop, instead of the Exchange's.
+
+        Yields:
+            ``(source, block)``: the rank in the topology that the block belongs to, and a tree
+            like ``tree``. The first is ``tree`` itself; the others are new tensors.
+
+        Raises:
+            TopologyError: No such axis.
+            ArgumentError: A tree that cannot be sent, or a ``prefetch`` below 0.
+            ExchangeError: A hop was started and did not succeed.
+
+        Example:
+            >>> def program(adapter):
+            ...     exchange = Exchange(Ring, adapter)
+            ...     mine = torch.tensor([10.0 * exchange.rank])
+            ...     return [(source, block.item()) for source, block in exchange.ring_pass(mine)]
+            >>> simulate(3, program)[1]
+            [(1, 10.0), (0, 0.0), (2, 20.0)]
+
+        Source: ring attention (Liu et al. 2023); RingComm of ring-flash-attention.
+        """
+        binding = self._ready("ring_pass", shapes)
+        line = find_line(binding.topology, binding.engine.rank, axis, "ring_pass")
+        for leaf in flatten(tree, f"ring_pass {binding.here}")[0]:
+            plain(binding, "ring_pass", leaf)
+        ahead = _prefetch(prefetch, binding)
+        how = "" if ahead < 2 else ", direct"
+        op = f"ring_pass(axis={line.axis!r}{how})"
+        options = Options(op, ahead, discover=shapes == "discover", timeout=timeout)
+        return _existing(circulate(binding, line, tree, options))
+
+    def ring_fold(
+        self,
+        fn: Callable[..., R | None],
+        tree: object,
+        *args: object,
+        axis: Axis = None,
+        params: Params = (),
+        shapes: Shapes = "same",
+        timeout: float | None = None,
+    ) -> R:
+        """Sum ``fn(source, block, *args)`` over the blocks of all ranks, in constant memory.
+
+        The same sum as over :meth:`ring_pass`, but autograd keeps ``tree`` and ``args`` and nothing
+        of the terms, however many ranks there are. In backward the blocks go round once more, each
+        term is computed again (with the same random numbers, under the same autocast), and each
+        block's gradient travels with it to its owner. That is twice the forward in computing and
+        three times in bytes.
+
+        Called by: every rank, with the same arguments but ``fn``. It joins by itself: ranks need
+        not use all blocks.
+        Gradient: to ``tree`` (on all ranks, through whatever terms use the block), ``args`` and
+        ``params``. Once: ``create_graph=True`` is refused.
+
+        Args:
+            fn: Called with the rank that a block belongs to, the block and ``args``; returns a tree
+                of the same shapes for every block, or ``None`` for nothing to add. It must neither
+                exchange nor write to what it is given. On an open axis it is called for blocks that
+                exist only.
+            tree: This rank's block.
+            args: Trees of tensors, the same for every block; they do not travel.
+            axis: Of the mesh; may be left out where there is one.
+            params: Parameters, other tensors and modules that ``fn`` has by closure.
+            shapes: As in :meth:`shift`: "discover" for blocks of different shapes.
+            timeout: Seconds for each hop, instead of the Exchange's.
+
+        Returns:
+            The sum: a tree like what ``fn`` returns.
+
+        Raises:
+            CapturedTensorError: ``fn`` uses a tensor that requires grad and is neither among
+                ``args`` nor ``params``; its gradient would be lost. Looked for in the first term,
+                and in all terms in backward.
+            ArgumentError: Something else that cannot be sent or summed.
+            ExchangeError: A hop was started and did not succeed.
+
+        Example:
+            >>> def program(adapter):
+            ...     exchange = Exchange(Ring, adapter)
+            ...     query = torch.tensor(1.0 + exchange.rank)
+            ...     key = torch.tensor(10.0, requires_grad=True)
+            ...     score = exchange.ring_fold(lambda source, key, query: key * query, key, query)
+            ...     score.backward()
+            ...     return score.item(), key.grad.item()
+            >>> simulate(3, program)  # each key meets the queries 1, 2 and 3
+            [(30.0, 6.0), (60.0, 6.0), (90.0, 6.0)]
+        """
+        binding = self._ready("ring_fold", shapes)
+        line = find_line(binding.topology, binding.engine.rank, axis, "ring_fold")
+        # Its hops run without grad mode, which ranks must agree on all the same.
+        mode = "" if torch.is_grad_enabled() else ", no_grad"
+        op = f"ring_fold(axis={line.axis!r}{mode})"
+        options = Options(op, discover=shapes == "discover", timeout=timeout)
+        return cast("R", fold(binding, line, fn, (tree, *args), _parameters(params), options))
+
+    def ring_scan(
+        self,
+        fn: Callable[..., C],
+        carry: C,
+        tree: object,
+        *args: object,
+        axis: Axis = None,
+        params: Params = (),
+        shapes: Shapes = "same",
+        timeout: float | None = None,
+    ) -> C:
+        """Carry something through the blocks: ``carry = fn(source, carry, block, *args)`` for each.
+
+        For what cannot be summed, such as the softmax of ring attention. As :meth:`ring_fold` it
+        computes each round again in backward, and keeps none of the blocks; but it keeps **the
+        carry before each round**, as many as there are ranks. (To keep fewer, all rounds before
+        would have to be computed again for each.) In backward the blocks come in the opposite
+        order, so that each arrives at its owner together with its gradient.
+
+        Called by: every rank, with the same arguments but ``fn``. It joins by itself.
+        Gradient: to ``carry``, ``tree``, ``args`` and ``params``. Once: ``create_graph=True`` is
+        refused.
+
+        Args:
+            fn: Called with the rank that a block belongs to, the carry, the block and ``args``;
+                returns the next carry, built like the one it got (that one itself where a block is
+                skipped). The other rules are those of :meth:`ring_fold`.
+            carry: What to begin with.
+            tree: This rank's block.
+            args: As in :meth:`ring_fold`.
+            axis: Of the mesh; may be left out where there is one.
+            params: As in :meth:`ring_fold`.
+            shapes: As in :meth:`shift`.
+            timeout: Seconds for each hop, instead of the Exchange's.
+
+        Returns:
+            The last carry.
+
+        Raises:
+            CapturedTensorError: As in :meth:`ring_fold`.
+            ArgumentError: Something that cannot be sent, or another tree than the carry's.
+            ExchangeError: A hop was started and did not succeed.
+
+        Example:
+            >>> def program(adapter):
+            ...     exchange = Exchange(Ring, adapter)
+            ...     digit = torch.tensor(1.0 + exchange.rank)
+            ...     append = lambda source, number, digit: 10 * number + digit
+            ...     return exchange.ring_scan(append, torch.tensor(0.0), digit).item()
+            >>> simulate(3, program)
+            [132.0, 213.0, 321.0]
+
+        Source: jax.lax.scan, over a ring.
+        """
+        binding = self._ready("ring_scan", shapes)
+        line = find_line(binding.topology, binding.engine.rank, axis, "ring_scan")
+        # Its hops run without grad mode, which ranks must agree on all the same.
+        mode = "" if torch.is_grad_enabled() else ", no_grad"
+        op = f"ring_scan(axis={line.axis!r}{mode})"
+        options = Options(op, discover=shapes == "discover", timeout=timeout)
+        trees = (carry, tree, *args)
+        return cast("C", scan(binding, line, fn, trees, _parameters(params), options))
+
+    def _ready(self, operation: str, shapes: Shapes) -> Binding:
+        binding = self._bound()
+        check_shapes(shapes, operation)
+        raise_left_over(binding)  # also where a ring of one starts nothing
+        return binding
+
+
+def _existing(
+    blocks: Generator[tuple[int | None, T], None, None],
+) -> Generator[tuple[int, T], None, None]:
+    try:
+        for source, block in blocks:
+            if source is not None:
+                yield source, block
+    finally:
+        blocks.close()
+
+
+def _prefetch(prefetch: SupportsIndex, binding: Binding) -> int:
+    try:
+        ahead = -1 if isinstance(prefetch, bool) else index(prefetch)
+    except TypeError:
+        ahead = -1
+    if ahead < 0:
+        raise ArgumentError(
+            f"ring_pass: prefetch must be a number of blocks, 0 or more, got {prefetch!r}"
+            f" {binding.here}"
+        )
+    return ahead
+
+
+def _parameters(params: Params) -> list[Tensor]:
+    """Return the tensors among parameters and modules that require grad, each once."""
+    found: dict[int, Tensor] = {}
+    for one in (params,) if isinstance(params, Tensor | Module) else params:
+        for x in one.parameters() if isinstance(one, Module) else (one,):
+            if not isinstance(x, Tensor):
+                raise ArgumentError(
+                    f"params= must hold tensors and modules, got {type(x).__name__}; other values"
+                    " go in through args"
+                )
+            if x.requires_grad:
+                found[id(x)] = x
+    return list(found.values())
