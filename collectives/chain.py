@@ -37,7 +37,8 @@ __all__ = ["Chain", "Record", "caller", "calling_place", "inside_backward", "pla
 # Exchanges under grad with neither backward nor join: each one keeps its graph alive.
 WARN_AT = 1024
 
-_OURS = __name__.partition(".")[0] + "."
+# Modules that callers do not know: this package, and torch, which calls it in autograd.
+_INNER = (__name__.partition(".")[0] + ".", "torch.")
 
 # Where code stands. Its line is looked up when it is read: in a long function that takes longer
 # than all the rest of an exchange.
@@ -233,7 +234,7 @@ def place_in(frame: FrameType) -> str:
 
 
 def _leave(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame outside this package."""
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+    """Return the innermost frame outside this package and torch."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
         frame = frame.f_back
     return frame

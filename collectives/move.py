@@ -95,7 +95,8 @@ def raise_left_over(binding: Binding) -> None:
 
     Raises:
         PendingDropped: A Pending was thrown away; its messages are finished first.
-        ExchangeError: An exchange failed: the connections of the group are in no known state.
+        ExchangeError: An exchange failed: the connections of the group are in no known state; or a
+            loop that was left early could not be finished well.
     """
     state = binding.engine.state
     if state.broken is not None:
@@ -109,6 +110,9 @@ def raise_left_over(binding: Binding) -> None:
         for one in dropped:
             if one.flight is not None:
                 one.flight.wait()
+        for one in dropped:
+            if one.error is not None:
+                raise one.error
         labels = [one.label for one in dropped if one.label]
         if labels:
             raise PendingDropped(

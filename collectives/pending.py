@@ -26,10 +26,12 @@ class Dropped(NamedTuple):
     Args:
         label: For the error; empty where it was right to throw it away.
         flight: Its messages.
+        error: That its end has raised, where nobody could catch it.
     """
 
     label: str
     flight: Flight | None
+    error: ExchangeError | None = None
 
 
 class Pending(Generic[T]):

@@ -120,7 +120,8 @@ class Body:
             grads: Of what it returned.
         """
         outputs, leaves = self.traced(source, inputs, wanted)
-        pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if _pulls(y, g)]
+        both = () if outputs is None else zip(outputs, grads, strict=True)
+        pairs = [(y, g) for y, g in both if y.requires_grad and g is not None]
         asked = [x for x in (*leaves, *self.params) if x.requires_grad]
         if not pairs or not asked:
             return Pulled([None] * len(leaves), [None] * len(self.params))
@@ -134,7 +135,7 @@ class Body:
 
     def traced(
         self, source: int, inputs: Sequence[Tensor], wanted: Sequence[bool]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    ) -> tuple[list[Tensor] | None, list[Tensor]]:
         """Run the function with a graph of its own; return its outputs and the graph's leaves.
 
         Raises:
@@ -145,7 +146,7 @@ class Body:
         with self.surroundings.entered(grad=True):
             outputs = self(source, leaves)
         if outputs is None:
-            return [], leaves
+            return None, leaves
         captured = find_captured(outputs, (*leaves, *self.params), since)
         if captured is not None:
             raise CapturedTensorError(
@@ -154,10 +155,6 @@ class Body:
                 " or name it, or the module that it belongs to, in params=; or detach() it"
             )
         return outputs, leaves
-
-
-def _pulls(output: Tensor, grad: Tensor | None) -> bool:
-    return output.requires_grad and grad is not None
 
 
 def differentiable(x: Tensor) -> bool:

@@ -83,7 +83,7 @@ class _Fold(Loop):
         self.random = surroundings.random()
         # Only to find what it captures; the other terms are looked at when they are differentiated.
         outputs, _ = self.body.traced(source, inputs, [differentiable(x) for x in inputs])
-        term = [y.detach() for y in outputs] if outputs else None
+        term = None if outputs is None else [y.detach() for y in outputs]
         return term, surroundings.random()
 
     def _sum(self, totals: list[Tensor], term: list[Tensor]) -> list[Tensor]:

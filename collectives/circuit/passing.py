@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 import torch
 
 from ..binding import Route
+from ..errors import ExchangeError
 from ..move import start_move
+from ..pending import Dropped
 from ..plan import Lane, Plan
 
 if TYPE_CHECKING:
@@ -90,9 +92,18 @@ class _Passing(Generic[T]):
         return self._block
 
     def finish(self) -> None:
-        """Run all hops that are left, unless the group has failed: then the next call says so."""
-        if self._binding.engine.state.broken is None:
+        """Run all hops that are left, unless the group has failed: then the next call says so.
+
+        An iterator that is thrown away has nobody to raise to: that is for the next call, too.
+        """
+        state = self._binding.engine.state
+        if state.broken is not None:
+            return
+        try:
             self._land(self._line.extent - 1)
+        except ExchangeError as error:
+            if state.broken is None:
+                state.dropped.append(Dropped("", None, error))
 
     def _land(self, hop: int) -> None:
         while self._landed < hop:

@@ -76,7 +76,7 @@ class _Scan(Loop):
         self._note_random()
         if first and self.recomputed:  # only to find what it captures
             traced, _ = self.body.traced(source, inputs, [differentiable(x) for x in inputs])
-            outputs = [y.detach() for y in traced]
+            outputs = None if traced is None else [y.detach() for y in traced]
         else:
             with self.body.surroundings.entered(grad=torch.is_grad_enabled()):
                 outputs = self.body(source, inputs)
