@@ -118,15 +118,15 @@ def _adjoint(flight: Flight, grads: Grads) -> list[Tensor | None]:
     return spread(call.differentiable_inputs, arrived, len(call.inputs))
 
 
-def unpack(ctx: FunctionCtx, record: Record | None, engine: Engine) -> None:
-    """Begin a backward, with all that other ranks do at this point.
+def unpack(ctx: FunctionCtx, record: Record | None, engine: Engine) -> tuple[Tensor, ...]:
+    """Begin a backward, with all that other ranks do at this point; return what was saved.
 
     Under a checkpoint, whoever unpacks a saved tensor first computes the block again, and its
     exchanges with it. The token is saved for this alone: so a rank whose loss does not reach the
     block computes it again too, where its neighbours do.
     """
     try:
-        ctx.saved_tensors  # type: ignore[attr-defined]  # noqa: B018 - unpacking is what it does
+        saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
     except RuntimeError as error:
         if "second time" not in str(error):
             raise
@@ -138,6 +138,7 @@ def unpack(ctx: FunctionCtx, record: Record | None, engine: Engine) -> None:
         ) from error
     if record is not None:
         record.run()
+    return saved
 
 
 def _tangents(flight: Flight, tangents: Grads) -> list[Tensor | None]:

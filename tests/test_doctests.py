@@ -15,6 +15,7 @@ from collectives import testing
 MODULES = (
     "collectives.collective",
     "collectives.circuit.line",
+    "collectives.compat.ring_comm",
     "collectives.exchange",
     "collectives.gossip",
     "collectives.halo.family",

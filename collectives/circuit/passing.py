@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 import torch
 
 from ..binding import Route
+from ..chain import inside_backward
 from ..errors import ExchangeError
 from ..move import start_move
 from ..pending import Dropped
@@ -104,6 +105,10 @@ class _Passing(Generic[T]):
         except ExchangeError as error:
             if state.broken is None:
                 state.dropped.append(Dropped("", None, error))
+        except Exception:
+            # A checkpoint that computes the loop again stops it by raising, after the last hop.
+            if not inside_backward():
+                raise
 
     def _land(self, hop: int) -> None:
         while self._landed < hop:

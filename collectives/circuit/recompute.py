@@ -75,8 +75,10 @@ class Loop(ABC):
     def run(self) -> list[Tensor]:
         """Run the loop, with a backward where there is anything to differentiate."""
         inputs = [x for row in self.body.given for x in row]
-        own = transformed() or forward_ad._current_level >= 0  # then torch differentiates the loop
-        if not torch.is_grad_enabled() or own:
+        if transformed() or forward_ad._current_level >= 0:
+            # Then torch differentiates the loop itself. Its tensors have no memory to compare.
+            return [y.clone() for y in self.forward(inputs)[0]]
+        if not torch.is_grad_enabled():
             return own_memory(self.forward(inputs)[0], inputs)
         self.recomputed = True
         tensors = [*inputs, *self.body.params]
@@ -122,8 +124,7 @@ class _Recomputed(torch.autograd.Function):
                 f" {loop.binding.here}: its backward computes each round again and keeps no graph"
                 " of it; write the loop with ring_pass, whose memory grows with the ranks"
             )
-        unpack(ctx, loop.record, loop.binding.engine)
-        _, *saved = ctx.saved_tensors  # type: ignore[attr-defined]
+        _, *saved = unpack(ctx, loop.record, loop.binding.engine)
         tensors, kept = saved[:count], saved[len(wanted) :]
         gradients = loop.backward(tensors, kept, grads[1:], wanted)
         needed = [g if w else None for g, w in zip(gradients, wanted, strict=True)]

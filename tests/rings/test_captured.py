@@ -77,9 +77,10 @@ def named(adapter: Adapter) -> list[float]:
     constant = torch.ones(3)
 
     def term(_: int, b: Tensor) -> Tensor:
-        return (b * leaf * computed * constant).sum() + layer(b).sum() + 0 * frozen(b).sum()
+        total: Tensor = layer(b).sum() + 0 * frozen(b).sum()
+        return total + (b * leaf * computed * constant).sum()
 
-    params = [leaf, computed, layer, frozen]
+    params: list[Tensor | nn.Module] = [leaf, computed, layer, frozen]
     exchange.ring_fold(term, torch.ones(3), params=params).backward()
     grads = [leaf.grad, base.grad, layer.weight.grad]
     return [float(g.flatten()[0]) for g in grads if g is not None]
@@ -149,8 +150,13 @@ def test_functions_that_cannot_be_run_again_are_refused_at_every_size(
 def changing(adapter: Adapter, kind: str) -> str:
     exchange = Exchange(Ring, adapter)
     rank = exchange.rank
-    other = {"shape": lambda b: b[:1], "tree": lambda b: (b, b)}[kind]
-    return refused(exchange, lambda s, b: b if s == rank else other(b))
+
+    def fn(source: int, block: Tensor) -> object:
+        if source == rank:
+            return block
+        return block[:1] if kind == "shape" else (block, block)
+
+    return refused(exchange, fn)
 
 
 @pytest.mark.parametrize("kind", ["shape", "tree"])

@@ -76,7 +76,7 @@ def in_one_process(case: Case, *, skips: bool) -> list[Outcome]:
         used = [s for s in sources(case, rank) if not (skips and s > rank)]
         terms = [term(s, blocks[s], weights[rank], scales[rank]) for s in used]
         values.append({k: torch.stack([t[k] for t in terms]).sum(0) for k in terms[0]})
-    sum(loss_of(value, rank) for rank, value in enumerate(values)).backward()
+    torch.stack([loss_of(value, rank) for rank, value in enumerate(values)]).sum().backward()
     grads = [[x.grad for x in row] for row in (blocks, weights, scales)]
     flat = [torch.cat([v["sum"], v["largest"][None]]).detach() for v in values]
     return [Outcome(*row) for row in zip(flat, *grads, strict=True)]
@@ -100,7 +100,7 @@ def random_terms(adapter: Adapter) -> float:
 
     def masked(source: int, block: Tensor, factor: Tensor) -> Tensor:
         del source
-        return nn.functional.dropout(block, 0.5) * factor
+        return factor * nn.functional.dropout(block, 0.5)
 
     factor = torch.rand(3, 2, dtype=torch.float64)
     return check_adjoint(
@@ -135,7 +135,7 @@ def in_autocast(adapter: Adapter) -> list[torch.dtype]:
     seen: list[torch.dtype] = []
 
     def term(_: int, block: Tensor) -> Tensor:
-        hidden = layer(block)
+        hidden: Tensor = layer(block)
         seen.append(hidden.dtype)
         return hidden.float().sum()
 
@@ -143,9 +143,8 @@ def in_autocast(adapter: Adapter) -> list[torch.dtype]:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = exchange.ring_fold(term, x, params=layer)
         outside = layer(x).float().sum()
-    assert layer.weight.grad is None
-    outside.backward()
-    assert layer.weight.grad is not None, "the cast was taken from a cache without a graph"
+    (grad,) = torch.autograd.grad(outside, layer.weight, allow_unused=True)
+    assert grad is not None, "the cast was taken from a cache without a graph"
     loss.backward()
     return seen
 

@@ -14,18 +14,22 @@ class LeftError(Exception):
     """What the body of a loop raises."""
 
 
+def leave(how: str) -> None:
+    if how == "raise":
+        raise LeftError
+
+
 def left(adapter: Adapter, how: str, prefetch: int) -> tuple[int, float, float]:
     exchange = Exchange(Ring, adapter)
     rank, size = exchange.rank, exchange.size
     mine = torch.tensor(float(rank + 1), requires_grad=True)
     seen = torch.zeros(())
+    blocks = exchange.ring_pass(mine, prefetch=prefetch)
     try:
-        blocks = exchange.ring_pass(mine, prefetch=prefetch)
         for hop, (_, block) in enumerate(blocks):
             seen = seen + block
             if hop == rank:
-                if how == "raise":
-                    raise LeftError
+                leave(how)
                 break
     except LeftError:
         pass

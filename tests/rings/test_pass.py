@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from collectives import Adapter, Exchange, Ring
-from collectives.plan import Plan, check_plans
 from collectives.circuit import find_line
+from collectives.plan import Plan, check_plans
 from collectives.testing import check_adjoint
 from tests.support.worlds import SIZES, World
 

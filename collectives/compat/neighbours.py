@@ -1,4 +1,4 @@
-"""Drop-in names for code that comes from open_clip: the same signatures, right at every size.
+"""The functions of open_clip, with its signatures.
 
 The functions that people copy from its SigLIP loss swap the two sides on two ranks, fail on one,
 and leave a rank waiting whose loss does not use what arrives. These do not::
@@ -9,10 +9,8 @@ and leave a rank waiting whose loss does not use what arrives. These do not::
     ...
     join(loss).backward()
 
-Ranks are **global** ranks, as there; ``group`` defaults to the default process group. Neighbours
-need not be those of a ring, but must agree: ``to_left`` goes to ``left_rank``, for whom this rank
-is its ``right_rank``. Without a process group only a process that is alone may exchange, with
-itself (rank 0). All calls on one group share one hidden engine, which lives as long as the group.
+Neighbours need not be those of a ring, but must agree: ``to_left`` goes to ``left_rank``, for whom
+this rank is its ``right_rank``.
 """
 
 from __future__ import annotations
@@ -22,14 +20,11 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from . import runtime
-from .binding import Binding, Route, bind_exchange
-from .deadline import Deadline
-from .errors import ArgumentError
-from .joining import join_chain
-from .move import move
-from .plan import LEFTWARD, RIGHTWARD, Lane, Plan
-from .topology import Graph
+from ..binding import Binding, Route
+from ..joining import join_chain
+from ..move import move
+from ..plan import LEFTWARD, RIGHTWARD, Lane, Plan
+from .hidden import binding_of, member
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,10 +36,6 @@ __all__ = [
     "neighbour_exchange_bidir_with_grad",
     "neighbour_exchange_with_grad",
 ]
-
-TIMEOUT = 300.0  # seconds, as an Exchange's
-
-_bindings: dict[tuple[ProcessGroup | None, torch.device], Binding] = {}
 
 
 def neighbour_exchange(
@@ -73,8 +64,12 @@ def neighbour_exchange_with_grad(
 
     Gradient: that of what this rank sent comes back from ``to_rank``.
     """
-    binding = _binding(tensor, group)
-    lane = Lane(RIGHTWARD, _member(binding, to_rank), _member(binding, from_rank))
+    binding = binding_of(tensor.device, group)
+    lane = Lane(
+        RIGHTWARD,
+        member(binding, "neighbour_exchange", to_rank),
+        member(binding, "neighbour_exchange", from_rank),
+    )
     (arrived,) = _move(binding, "neighbour_exchange", (lane,), (tensor,))
     return arrived
 
@@ -109,8 +104,11 @@ def neighbour_exchange_bidir_with_grad(
     group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Do :func:`neighbour_exchange_bidir`, differentiably; see :func:`join`."""
-    binding = _binding(tensor_to_left, group)
-    left, right = _member(binding, left_rank), _member(binding, right_rank)
+    binding = binding_of(tensor_to_left.device, group)
+    left, right = (
+        member(binding, "neighbour_exchange", left_rank),
+        member(binding, "neighbour_exchange", right_rank),
+    )
     lanes = (Lane(LEFTWARD, left, right), Lane(RIGHTWARD, right, left))
     tensors = (tensor_to_left, tensor_to_right)
     from_right, from_left = _move(binding, "neighbour_exchange_bidir", lanes, tensors)
@@ -119,7 +117,7 @@ def neighbour_exchange_bidir_with_grad(
 
 def join(loss: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Tie all exchanges of the group to ``loss``, before ``backward()``: see ``Exchange.join``."""
-    return join_chain(_binding(loss, group), loss)
+    return join_chain(binding_of(loss.device, group), loss)
 
 
 def _move(
@@ -130,36 +128,3 @@ def _move(
         plan = Plan(op, binding.engine.rank, binding.engine.size, lanes)
         route = binding.routes[op, lanes] = Route(plan)
     return cast("tuple[Tensor, ...]", move(binding, route, tensors))
-
-
-def _binding(tensor: Tensor, group: ProcessGroup | None) -> Binding:
-    group = runtime.default_group() if group is None else group
-    key = (group, tensor.device)
-    binding = _bindings.get(key)
-    if binding is None or not binding.valid():
-        # A binding keeps its group alive, so those of destroyed groups must not stay.
-        for old in [old for old, known in _bindings.items() if not known.valid()]:
-            del _bindings[old]
-        context = runtime.bind_group(group, tensor.device, source="neighbour_exchange")
-        binding = _bindings[key] = bind_exchange(
-            context,
-            lambda size: Graph(size, ()),
-            name="compat",
-            verify="auto",
-            deadline=Deadline(TIMEOUT),
-            last_size=None,
-        )
-    return binding
-
-
-def _member(binding: Binding, rank: int) -> int:
-    """Translate a global rank into a rank of the group."""
-    group = binding.context.group
-    members = (0,) if group is None else runtime.group_ranks(group)
-    if rank not in members:
-        shown = ", ".join(map(str, members[:16])) + (", ..." if len(members) > 16 else "")
-        raise ArgumentError(
-            f"neighbour_exchange: expected a global rank of the group ({shown}), got {rank}"
-            f" {binding.here}; on a ring of n: (rank - 1) % n and (rank + 1) % n"
-        )
-    return members.index(rank)
