@@ -89,20 +89,29 @@ def test_the_first_lines() -> None:
     assert simulate(2, program) == [[3.0, 2.0, 1.0]] * 2
 
 
-def test_the_prefetching_loop() -> None:
-    names: dict[str, object] = {}
+def test_the_loss_over_all_ranks_is_that_of_the_whole_batch() -> None:
+    names: dict[str, object] = {"torch": torch}
     exec(CODE["What there is"], names)
-    ring_sum = cast("Callable[..., torch.Tensor]", names["ring_sum"])
+    siglip_loss = cast("Callable[..., torch.Tensor]", names["siglip_loss"])
+    images, texts = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    scale, bias = torch.tensor(2.0), torch.tensor(-1.0)
 
-    def program(adapter: Adapter) -> list[float]:
+    def program(adapter: Adapter) -> list[torch.Tensor]:
         exchange = Exchange(Ring, adapter)
-        x = torch.tensor([exchange.rank + 1.0], requires_grad=True)
-        total = ring_sum(exchange, x, lambda block: block * (exchange.rank + 1))
-        exchange.join(total.sum()).backward()
-        assert x.grad is not None
-        return [total.item(), x.grad.item()]
+        text = texts[exchange.rank].clone().requires_grad_()
+        loss = siglip_loss(exchange, images[exchange.rank], text, scale, bias)
+        loss.backward()
+        assert text.grad is not None
+        return [loss.detach(), text.grad]
 
-    assert simulate(3, program) == [[6.0 * (r + 1), 6.0] for r in range(3)]
+    losses, grads = zip(*simulate(3, program), strict=True)
+    whole = texts.reshape(12, 5).requires_grad_()
+    logits = scale * images.reshape(12, 5) @ whole.T + bias
+    expected = -torch.nn.functional.logsigmoid((2 * torch.eye(12) - 1) * logits).sum() / 4
+    expected.backward()
+    assert whole.grad is not None
+    torch.testing.assert_close(torch.stack(losses).sum(), expected.detach())
+    torch.testing.assert_close(torch.cat(grads), whole.grad)
 
 
 def test_the_decentralised_loop() -> None:
