@@ -111,8 +111,8 @@ class Rings(Moves):
         The same sum as over :meth:`ring_pass`, but autograd keeps ``tree`` and ``args`` and nothing
         of the terms, however many ranks there are. In backward the blocks go round once more, each
         term is computed again (with the same random numbers, under the same autocast), and each
-        block's gradient travels with it to its owner. That is twice the forward in computing and
-        three times in bytes.
+        block's gradient travels with it to its owner. Compared with a loop that is one forward more
+        in computing, and half as many bytes more.
 
         Called by: every rank, with the same arguments but ``fn``. It joins by itself: ranks need
         not use all blocks.

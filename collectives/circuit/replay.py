@@ -28,7 +28,7 @@ class Surroundings:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        kinds = dict.fromkeys(("cpu", device.type))
+        kinds = filter(torch.amp.is_autocast_available, dict.fromkeys(("cpu", device.type)))
         self._autocast = [
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in kinds

@@ -65,21 +65,28 @@ class _Scan(Loop):
         for source, leaves in circulate(self.binding, self.line, block, self.options):
             if source is None:
                 continue
+            inputs = [*carry, *leaves, *args]
+            if not self.recomputed:
+                carry = self._checked(self._computed(source, inputs))
+                continue
             if self.random:
                 kept += carry  # the first is among the tensors
-            carry = self._round(source, [*carry, *leaves, *args])
-        return carry, kept if self.recomputed else []
+            self._note_random()
+            first = len(self.random) == 1
+            after = self._traced(source, inputs) if first else self._computed(source, inputs)
+            carry = self._checked(after)
+        return carry, kept
 
-    def _round(self, source: int, inputs: list[Tensor]) -> list[Tensor]:
-        first = not self.random
-        outputs: list[Tensor] | None
-        self._note_random()
-        if first and self.recomputed:  # only to find what it captures
-            traced, _ = self.body.traced(source, inputs, [differentiable(x) for x in inputs])
-            outputs = None if traced is None else [y.detach() for y in traced]
-        else:
-            with self.body.surroundings.entered(grad=torch.is_grad_enabled()):
-                outputs = self.body(source, inputs)
+    def _traced(self, source: int, inputs: list[Tensor]) -> list[Tensor] | None:
+        """Compute the first round, and see what it captures."""
+        outputs, _ = self.body.traced(source, inputs, [differentiable(x) for x in inputs])
+        return None if outputs is None else [y.detach() for y in outputs]
+
+    def _computed(self, source: int, inputs: list[Tensor]) -> list[Tensor] | None:
+        with self.body.surroundings.entered(grad=torch.is_grad_enabled()):
+            return self.body(source, inputs)
+
+    def _checked(self, outputs: list[Tensor] | None) -> list[Tensor]:
         if outputs is None or len(outputs) != len(self.body.given[0]):
             raise ArgumentError(
                 f"{self.options.op}: fn must return the next carry {self.binding.here}, got None;"

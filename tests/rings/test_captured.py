@@ -166,6 +166,27 @@ def test_terms_that_are_not_alike_are_refused(world: World, size: int, kind: str
     assert all(text in got for got in world(changing, size, kind))
 
 
+def raising(adapter: Adapter) -> float:
+    exchange = Exchange(Ring, adapter)
+
+    def fn(source: int, block: Tensor) -> Tensor:
+        if exchange.rank == 0:
+            raise ZeroDivisionError
+        return block.sum() * (source + 1)
+
+    try:
+        total = exchange.ring_fold(fn, torch.ones(1)).item()
+    except ZeroDivisionError:
+        total = -1.0
+    exchange.check_backward()
+    return total + exchange.shift(torch.tensor(0.0)).item()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_error_on_one_rank_takes_no_block_from_the_others(world: World, size: int) -> None:
+    assert world(raising, size) == [-1.0, *[size * (size + 1) / 2] * (size - 1)]
+
+
 def twice(adapter: Adapter) -> str:
     exchange = Exchange(Ring, adapter)
     x = torch.ones(3, requires_grad=True)

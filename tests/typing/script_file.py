@@ -18,6 +18,21 @@ def script() -> None:
         assert_type(exchange.shift(torch.ones(1)), torch.Tensor)
 
 
+def loops(exchange: Exchange, x: torch.Tensor) -> None:
+    def term(source: int, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None if source else (block, block)
+
+    def step(source: int, carry: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+        return carry + source * block
+
+    for source, block in exchange.ring_pass({"x": x}):
+        assert_type(source, int)
+        assert_type(block, dict[str, torch.Tensor])
+    assert_type(exchange.ring_fold(term, x), tuple[torch.Tensor, torch.Tensor])
+    assert_type(exchange.ring_scan(step, x, x, params=torch.nn.Linear(1, 1)), torch.Tensor)
+    exchange.ring_fold(term, x, params="w")  # type: ignore[arg-type]
+
+
 def spawned(rank: int, size: int) -> None:
     with RawDDPAdapter(rank=rank, size=size, device=torch.device("cpu")) as adapter:
         Exchange(Ring(size), adapter)
