@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from .binding import Binding
 from .checks import plain
-from .circuit import Options, circulate, find_line, fold, scan
+from .circuit import Options, circulate, find_track, fold, scan
 from .errors import ArgumentError
 from .move import raise_left_over
 from .moves import Moves
@@ -64,7 +64,7 @@ class Rings(Moves):
             axis: Of the mesh; may be left out where there is one.
             prefetch: Blocks that are on their way during a round. 0: none. More than 1: every rank
                 sends its own block to each of the others, so that as many are on their way at once.
-            shapes: As in :meth:`shift`: "discover" for blocks of different shapes.
+            shapes: As in :meth:`shift`: "discover" or "once" for blocks of different shapes.
             timeout: Seconds for each hop, instead of the Exchange's.
 
         Yields:
@@ -87,14 +87,14 @@ class Rings(Moves):
         Source: ring attention (Liu et al. 2023); RingComm of ring-flash-attention.
         """
         binding = self._ready("ring_pass", shapes)
-        line = find_line(binding.topology, binding.engine.rank, axis, "ring_pass")
+        track = find_track(binding.topology, binding.engine.rank, axis, "ring_pass")
         for leaf in flatten(tree, f"ring_pass {binding.here}")[0]:
             plain(binding, "ring_pass", leaf)
         ahead = _prefetch(prefetch, binding)
         how = "" if ahead < 2 else ", direct"
-        op = f"ring_pass(axis={line.axis!r}{how})"
-        options = Options(op, ahead, discover=shapes == "discover", timeout=timeout)
-        return _existing(circulate(binding, line, tree, options))
+        op = f"ring_pass(axis={track.axis!r}{how})"
+        options = Options(op, ahead, shapes=shapes, timeout=timeout)
+        return _existing(circulate(binding, track, tree, options))
 
     def ring_fold(
         self,
@@ -128,7 +128,7 @@ class Rings(Moves):
             args: Trees of tensors, the same for every block; they do not travel.
             axis: Of the mesh; may be left out where there is one.
             params: Parameters, other tensors and modules that ``fn`` has by closure.
-            shapes: As in :meth:`shift`: "discover" for blocks of different shapes.
+            shapes: As in :meth:`shift`: "discover" or "once" for blocks of different shapes.
             timeout: Seconds for each hop, instead of the Exchange's.
 
         Returns:
@@ -153,12 +153,12 @@ class Rings(Moves):
             [(30.0, 6.0), (60.0, 6.0), (90.0, 6.0)]
         """
         binding = self._ready("ring_fold", shapes)
-        line = find_line(binding.topology, binding.engine.rank, axis, "ring_fold")
+        track = find_track(binding.topology, binding.engine.rank, axis, "ring_fold")
         # Its hops run without grad mode, which ranks must agree on all the same.
         mode = "" if torch.is_grad_enabled() else ", no_grad"
-        op = f"ring_fold(axis={line.axis!r}{mode})"
-        options = Options(op, discover=shapes == "discover", timeout=timeout)
-        return cast("R", fold(binding, line, fn, (tree, *args), _parameters(params), options))
+        op = f"ring_fold(axis={track.axis!r}{mode})"
+        options = Options(op, shapes=shapes, timeout=timeout)
+        return cast("R", fold(binding, track, fn, (tree, *args), _parameters(params), options))
 
     def ring_scan(
         self,
@@ -215,13 +215,13 @@ class Rings(Moves):
         Source: jax.lax.scan, over a ring.
         """
         binding = self._ready("ring_scan", shapes)
-        line = find_line(binding.topology, binding.engine.rank, axis, "ring_scan")
+        track = find_track(binding.topology, binding.engine.rank, axis, "ring_scan")
         # Its hops run without grad mode, which ranks must agree on all the same.
         mode = "" if torch.is_grad_enabled() else ", no_grad"
-        op = f"ring_scan(axis={line.axis!r}{mode})"
-        options = Options(op, discover=shapes == "discover", timeout=timeout)
+        op = f"ring_scan(axis={track.axis!r}{mode})"
+        options = Options(op, shapes=shapes, timeout=timeout)
         trees = (carry, tree, *args)
-        return cast("C", scan(binding, line, fn, trees, _parameters(params), options))
+        return cast("C", scan(binding, track, fn, trees, _parameters(params), options))
 
     def _ready(self, operation: str, shapes: Shapes) -> Binding:
         binding = self._bound()

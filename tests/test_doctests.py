@@ -14,7 +14,7 @@ from collectives import testing
 # Those of the topologies run in tests/collectives/test_topology.py.
 MODULES = (
     "collectives.collective",
-    "collectives.circuit.line",
+    "collectives.circuit.track",
     "collectives.compat.ring_comm",
     "collectives.exchange",
     "collectives.gossip",

@@ -2,7 +2,7 @@
 
 In backward each block travels with its gradient: every rank adds its own term's, and after the
 last hop both are at home. The gradient goes one hop behind, so that it and the next block are both
-on their way while a term is computed. On an open line it goes round all the same, through ranks
+on their way while a term is computed. On an open track it goes round all the same, through ranks
 that have nothing to add.
 """
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..binding import Binding
-    from .line import Line
     from .passing import Options
     from .replay import Random
+    from .track import Track
 
 __all__ = ["fold"]
 
 
 def fold(
     binding: Binding,
-    line: Line,
+    track: Track,
     fn: Callable[..., object],
     trees: Sequence[object],
     params: Sequence[Tensor],
@@ -42,7 +42,7 @@ def fold(
 ) -> object:
     """Return the sum of ``fn(source, block, *args)``; ``trees`` are the block and the args."""
     body = Body(options.op, binding, fn, trees, params)
-    outputs = _Fold(binding, line, body, options).run()
+    outputs = _Fold(binding, track, body, options).run()
     assert body.result is not None
     return unflatten(body.result, outputs)
 
@@ -54,7 +54,7 @@ class _Fold(Loop):
         block, args = self._split(tensors)
         totals: list[Tensor] | None = None
         random = None
-        for source, leaves in circulate(self.binding, self.line, block, self.options):
+        for source, leaves in circulate(self.binding, self.track, block, self.options):
             if source is None:
                 continue
             if self.recomputed:
@@ -110,10 +110,10 @@ class _Fold(Loop):
         asked = [*map(differentiable, block), *wanted[count : len(tensors)]]
         totals: Row = [None] * (len(wanted) - count)
         options = replace(self.options, op=f"{self.options.op} backward")
-        line = self.line.closed()
-        homeward = Homeward(self.binding, line, options)
-        for hop, (_, leaves) in enumerate(circulate(self.binding, line, block, options)):
-            source = self.line.source(hop)
+        track = self.track.closed()
+        homeward = Homeward(self.binding, track, options)
+        for hop, (_, leaves) in enumerate(circulate(self.binding, track, block, options)):
+            source = self.track.source(hop)
             mine: Row = [None] * count
             if source is not None:
                 inputs = [*leaves, *args]

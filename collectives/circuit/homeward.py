@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from ..binding import Binding
     from ..pending import Pending
-    from .line import Line
     from .passing import Options
+    from .track import Track
 
 __all__ = ["Homeward"]
 
@@ -30,14 +30,15 @@ class Homeward:
 
     Args:
         binding: Of the Exchange.
-        line: Closed, along which the blocks travel.
+        track: Closed, along which the blocks travel.
         options: Of the loop.
     """
 
-    def __init__(self, binding: Binding, line: Line, options: Options) -> None:
-        self._binding, self._lane = binding, line.relay(1)
+    def __init__(self, binding: Binding, track: Track, options: Options) -> None:
+        self._binding, self._lane = binding, track.relay(1)
         self._options = replace(options, op=f"{options.op}, gradients")
         self._pending: Pending[list[Tensor]] | None = None
+        self._hop = 0
 
     def pass_on(self, block: Sequence[Tensor], mine: Sequence[Tensor | None]) -> None:
         """Add this rank's gradients of the block that it has, and start to hand on the sum.
@@ -48,7 +49,8 @@ class Homeward:
         """
         total = self._sum(block, mine)
         if total:
-            self._pending = start_hop(self._binding, self._lane, total, self._options)
+            self._hop += 1
+            self._pending = start_hop(self._binding, self._lane, total, self._options, self._hop)
 
     def arrive(self, block: Sequence[Tensor], mine: Sequence[Tensor | None] | None = None) -> Row:
         """Return the gradients of this rank's own block, for each tensor of it.

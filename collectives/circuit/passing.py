@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
 
 import torch
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..binding import Binding
     from ..pending import Pending
-    from .line import Line
+    from .track import Track
 
 __all__ = ["Options", "circulate", "start_hop"]
 
@@ -38,18 +38,18 @@ class Options:
     Args:
         op: The operation in words, alike on all ranks.
         prefetch: Hops that are under way while the caller computes.
-        discover: Whether each sender says what arrives.
+        shapes: Who says what arrives, as for a shift.
         timeout: Seconds for each hop, instead of the Exchange's.
     """
 
     op: str
     prefetch: int = 1
-    discover: bool = False
+    shapes: Literal["same", "discover", "once"] = "same"
     timeout: float | None = None
 
 
 def circulate(
-    binding: Binding, line: Line, tree: T, options: Options
+    binding: Binding, track: Track, tree: T, options: Options
 ) -> Generator[tuple[int | None, T], None, None]:
     """Yield ``(source, block)`` after each number of hops, from 0 on; all ranks equally often.
 
@@ -57,13 +57,13 @@ def circulate(
     caller who leaves early waits until the other hops have been run as well. Grad mode is that of
     the call, not of the loop.
     """
-    return _circulate(_Passing(binding, line, tree, options), line)
+    return _circulate(_Passing(binding, track, tree, options), track)
 
 
-def _circulate(passing: _Passing[T], line: Line) -> Generator[tuple[int | None, T], None, None]:
+def _circulate(passing: _Passing[T], track: Track) -> Generator[tuple[int | None, T], None, None]:
     try:
-        for hop in range(line.extent):
-            yield line.source(hop), passing.block(hop)
+        for hop in range(track.extent):
+            yield track.source(hop), passing.block(hop)
     except GeneratorExit:
         passing.finish()
         raise
@@ -76,8 +76,8 @@ class _Passing(Generic[T]):
     neighbour shall hand on must first have come to it.
     """
 
-    def __init__(self, binding: Binding, line: Line, tree: T, options: Options) -> None:
-        self._binding, self._line, self._options = binding, line, options
+    def __init__(self, binding: Binding, track: Track, tree: T, options: Options) -> None:
+        self._binding, self._line, self._options = binding, track, options
         self._own = self._block = tree
         self._grad = torch.is_grad_enabled()
         self._direct = options.prefetch > 1
@@ -123,17 +123,19 @@ class _Passing(Generic[T]):
         lane = self._line.direct(hop) if self._direct else self._line.relay(hop)
         tree = self._own if self._direct else self._block
         with torch.set_grad_enabled(self._grad):
-            self._under_way.append(start_hop(self._binding, lane, tree, self._options))
+            self._under_way.append(start_hop(self._binding, lane, tree, self._options, hop))
         self._started = hop
 
 
-def start_hop(binding: Binding, lane: Lane, tree: T, options: Options) -> Pending[T]:
-    """Start to send a tree down one lane; ``wait()`` gives what came."""
-    key = (options.op, lane, options.discover)
+def start_hop(binding: Binding, lane: Lane, tree: T, options: Options, hop: int) -> Pending[T]:
+    """Start to send a tree down one lane, in hop number ``hop``; ``wait()`` gives what came."""
+    once = options.shapes == "once"
+    # What is remembered of one hop does not hold for the next: other ranks' blocks come then.
+    key = (options.op, lane, options.shapes, hop if once else 0)
     route = binding.routes.get(key)
     if route is None:
         plan = Plan(options.op, binding.engine.rank, binding.engine.size, (lane,))
-        route = binding.routes[key] = Route(plan, discover=options.discover)
+        route = binding.routes[key] = Route(plan, discover=options.shapes != "same", once=once)
     pending = start_move(binding, route, (tree,), _first, timeout=options.timeout)
     return cast("Pending[T]", pending)
 

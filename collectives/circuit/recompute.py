@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from ..binding import Binding
     from .body import Body
-    from .line import Line
     from .passing import Options
+    from .track import Track
 
 __all__ = ["Loop"]
 
@@ -40,14 +40,14 @@ class Loop(ABC):
 
     Args:
         binding: Of the Exchange.
-        line: Along which the blocks travel.
+        track: Along which the blocks travel.
         body: Of the loop.
         timeout: Seconds for each hop, instead of the Exchange's.
         discover: Whether each sender says what arrives.
     """
 
-    def __init__(self, binding: Binding, line: Line, body: Body, options: Options) -> None:
-        self.binding, self.line, self.body, self.options = binding, line, body, options
+    def __init__(self, binding: Binding, track: Track, body: Body, options: Options) -> None:
+        self.binding, self.track, self.body, self.options = binding, track, body, options
         self.recomputed = False
         self.record = Record(options.op, None, wanted=False)
 

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..binding import Binding
-    from .line import Line
     from .passing import Options
     from .replay import Random
+    from .track import Track
 
 __all__ = ["scan"]
 
 
 def scan(
     binding: Binding,
-    line: Line,
+    track: Track,
     fn: Callable[..., object],
     trees: Sequence[object],
     params: Sequence[Tensor],
@@ -43,7 +43,7 @@ def scan(
 
     Args:
         binding: Of the Exchange.
-        line: Along which the blocks travel.
+        track: Along which the blocks travel.
         fn: Of the user.
         trees: The first carry, the block, and the args.
         params: That ``fn`` has by closure.
@@ -51,7 +51,7 @@ def scan(
     """
     body = Body(options.op, binding, fn, trees, params)
     _, body.result = flatten(trees[0], options.op)
-    outputs = _Scan(binding, line, body, options).run()
+    outputs = _Scan(binding, track, body, options).run()
     return unflatten(body.result, outputs)
 
 
@@ -62,7 +62,7 @@ class _Scan(Loop):
         carry, block, args = self._split(tensors)
         kept: list[Tensor] = []
         self.random = []
-        for source, leaves in circulate(self.binding, self.line, block, self.options):
+        for source, leaves in circulate(self.binding, self.track, block, self.options):
             if source is None:
                 continue
             inputs = [*carry, *leaves, *args]
@@ -110,12 +110,12 @@ class _Scan(Loop):
         carry, block, args = self._split(tensors)
         width, count = len(carry), len(block)
         rounds = _Rounds(self, [*carry, *kept], args, wanted[width + count : len(tensors)], grads)
-        line = self.line.closed().mirrored()
+        track = self.track.closed().mirrored()
         options = replace(self.options, op=f"{self.options.op} backward")
-        homeward = Homeward(self.binding, line, options)
-        for hop, (_, leaves) in enumerate(circulate(self.binding, line, block, options)):
+        homeward = Homeward(self.binding, track, options)
+        for hop, (_, leaves) in enumerate(circulate(self.binding, track, block, options)):
             if hop:  # the own block was the first, so it is the last now
-                homeward.pass_on(leaves, rounds.pull(line.extent - hop, leaves))
+                homeward.pass_on(leaves, rounds.pull(track.extent - hop, leaves))
         own = homeward.arrive(block, rounds.pull(0, block))
         return [*rounds.grads, *own, *rounds.totals]
 
@@ -154,7 +154,7 @@ class _Rounds:
 
     def pull(self, hop: int, block: Sequence[Tensor]) -> Row:
         """Go back through the round with the block of that many hops; return its gradients."""
-        source, count = self._scan.line.source(hop), len(block)
+        source, count = self._scan.track.source(hop), len(block)
         if source is None:  # from beyond an open end: there was no such round
             return [None] * count
         body, width = self._scan.body, len(self.grads)

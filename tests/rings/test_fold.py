@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from collectives import Adapter, Exchange, Ring
+from collectives.routes import Shapes
 from collectives.testing import check_adjoint
 from tests.support.worlds import SIZES, World
 
@@ -215,17 +216,24 @@ def test_without_grad_there_is_no_backward(world: World, size: int) -> None:
     assert world(without_grad, size) == [(2.0 * size, False, True)] * size
 
 
-def uneven(adapter: Adapter) -> list[object]:
+ROWS = (2, 2, 3, 1, 3)  # of each rank: what one sends does not tell what it gets
+
+
+def uneven(adapter: Adapter, shapes: Shapes) -> list[object]:
     exchange = Exchange(Ring, adapter)
-    x = torch.ones(exchange.rank + 1, requires_grad=True)
-    total = exchange.ring_fold(lambda s, b: (s + 1) * b.sum(), x, shapes="discover")
-    total.backward()
+    x = torch.ones(ROWS[exchange.rank], requires_grad=True)
+    carry = torch.zeros(())
+    for _ in range(2):
+        total = exchange.ring_fold(lambda s, b: (s + 1) * b.sum(), x, shapes=shapes)
+        carry = exchange.ring_scan(lambda s, c, b: c + (s + 1) * b.sum(), total, x, shapes=shapes)
+        carry.backward()
     assert x.grad is not None
-    return [total.item(), x.grad.tolist()]
+    return [carry.item(), x.grad.tolist()]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_blocks_of_different_shapes_are_discovered(world: World, size: int) -> None:
-    total = float(sum(n * n for n in range(1, size + 1)))
-    expected = [[total, [float(size * n)] * n] for n in range(1, size + 1)]
-    assert world(uneven, size) == expected
+@pytest.mark.parametrize("shapes", ["discover", "once"])
+def test_blocks_of_different_shapes_are_discovered(world: World, size: int, shapes: Shapes) -> None:
+    total = 2.0 * sum((s + 1) * rows for s, rows in enumerate(ROWS[:size]))
+    expected = [[total, [4.0 * size * (s + 1)] * ROWS[s]] for s in range(size)]
+    assert world(uneven, size, shapes) == expected

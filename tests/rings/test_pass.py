@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from collectives import Adapter, Exchange, Ring
-from collectives.circuit import find_line
+from collectives.circuit import find_track
 from collectives.plan import Plan, check_plans
+from collectives.routes import Shapes
 from collectives.testing import check_adjoint
 from tests.support.worlds import SIZES, World
 
@@ -21,10 +22,10 @@ from .cases import CASES, Case, block, sources
 @pytest.mark.parametrize("kind", ["relay", "direct"])
 def test_the_hops_of_all_ranks_fit_together(case: Case, kind: str) -> None:
     topology, axis = case
-    lines = [find_line(topology, rank, axis, "test") for rank in range(topology.size)]
-    for hop in range(1, lines[0].extent):
-        for some in (lines, [line.closed() for line in lines], [x.mirrored() for x in lines]):
-            lanes = [line.relay(hop) if kind == "relay" else line.direct(hop) for line in some]
+    tracks = [find_track(topology, rank, axis, "test") for rank in range(topology.size)]
+    for hop in range(1, tracks[0].extent):
+        for some in (tracks, [x.closed() for x in tracks], [x.mirrored() for x in tracks]):
+            lanes = [x.relay(hop) if kind == "relay" else x.direct(hop) for x in some]
             check_plans(
                 [Plan("hop", rank, topology.size, (lane,)) for rank, lane in enumerate(lanes)]
             )
@@ -87,18 +88,27 @@ def test_a_block_is_any_tree(world: World, size: int) -> None:
         assert all(kind for _, _, kind in visited)
 
 
-def uneven(adapter: Adapter, prefetch: int) -> list[list[int]]:
+ROWS = (2, 2, 3, 1, 3)  # of each rank: what one sends does not tell what it gets
+
+
+def uneven(adapter: Adapter, prefetch: int, shapes: Shapes) -> list[list[int]]:
     exchange = Exchange(Ring, adapter)
-    mine = torch.full((exchange.rank + 1,), 1.0, requires_grad=True)
-    blocks = [x for _, x in exchange.ring_pass(mine, shapes="discover", prefetch=prefetch)]
-    exchange.join(torch.stack([x.sum() for x in blocks]).sum()).backward()
+    mine = torch.ones(ROWS[exchange.rank], requires_grad=True)
+    lengths = []
+    for _ in range(2):
+        blocks = [x for _, x in exchange.ring_pass(mine, shapes=shapes, prefetch=prefetch)]
+        exchange.join(torch.stack([x.sum() for x in blocks]).sum()).backward()
+        lengths += [x.numel() for x in blocks]
     assert mine.grad is not None
-    return [[x.numel() for x in blocks], mine.grad.tolist()]
+    return [lengths, mine.grad.tolist()]
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("prefetch", [1, 2])
-def test_blocks_of_different_shapes_are_discovered(world: World, size: int, prefetch: int) -> None:
-    for rank, (lengths, grad) in enumerate(world(uneven, size, prefetch)):
-        assert lengths == [(rank - hop) % size + 1 for hop in range(size)]
-        assert grad == [size] * (rank + 1)
+@pytest.mark.parametrize("shapes", ["discover", "once"])
+def test_blocks_of_different_shapes_are_discovered(
+    world: World, size: int, prefetch: int, shapes: Shapes
+) -> None:
+    for rank, (lengths, grad) in enumerate(world(uneven, size, prefetch, shapes)):
+        assert lengths == [ROWS[(rank - hop) % size] for hop in range(size)] * 2
+        assert grad == [2 * size] * ROWS[rank]

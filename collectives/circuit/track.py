@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from ..plan import Lane
 from ..topology import Cartesian, Topology
 
-__all__ = ["Line", "find_line"]
+__all__ = ["Track", "find_track"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Track:
     """The ranks along one axis, seen from one of them; blocks go to the right.
 
     Args:
@@ -21,10 +21,10 @@ class Line:
         periodic: Whether blocks go on from the last rank to the first.
 
     Example:
-        >>> line = Line("ring", ranks=(0, 1, 2, 3), position=1, periodic=True)
-        >>> [line.source(hop) for hop in range(4)]
+        >>> track = Track("ring", ranks=(0, 1, 2, 3), position=1, periodic=True)
+        >>> [track.source(hop) for hop in range(4)]
         [1, 0, 3, 2]
-        >>> [line.open().source(hop) for hop in range(4)]
+        >>> [track.open().source(hop) for hop in range(4)]
         [1, 0, None, None]
     """
 
@@ -45,7 +45,7 @@ class Line:
     def relay(self, hop: int) -> Lane:
         """Return hop number ``hop``, in which each rank hands on the block that it has.
 
-        On an open line only blocks that exist are handed on.
+        On an open track only blocks that exist are handed on.
         """
         here, onward = self.source(hop), self._at(self.position + 1)
         left = None if here is None else self._at(self.position - 1)
@@ -56,16 +56,16 @@ class Line:
         """Return hop number ``hop`` where each rank sends its own block all the way."""
         return Lane(0, self._at(self.position + hop), self._at(self.position - hop))
 
-    def open(self) -> Line:
-        """Return the line whose ends do not meet."""
+    def open(self) -> Track:
+        """Return the track whose ends do not meet."""
         return replace(self, periodic=False)
 
-    def closed(self) -> Line:
-        """Return the line whose ends meet."""
+    def closed(self) -> Track:
+        """Return the track whose ends meet."""
         return replace(self, periodic=True)
 
-    def mirrored(self) -> Line:
-        """Return the line on which what went to the right goes to the left."""
+    def mirrored(self) -> Track:
+        """Return the track on which what went to the right goes to the left."""
         return replace(self, ranks=self.ranks[::-1], position=self.extent - 1 - self.position)
 
     def _at(self, position: int) -> int | None:
@@ -74,8 +74,8 @@ class Line:
         return self.ranks[position] if 0 <= position < self.extent else None
 
 
-def find_line(topology: Topology, rank: int, axis: str | int | None, operation: str) -> Line:
-    """Return the line through ``rank`` along ``axis``.
+def find_track(topology: Topology, rank: int, axis: str | int | None, operation: str) -> Track:
+    """Return the track through ``rank`` along ``axis``.
 
     Raises:
         TopologyError: No such axis, or no axes at all.
@@ -83,7 +83,7 @@ def find_line(topology: Topology, rank: int, axis: str | int | None, operation: 
     index = topology.axis_index(axis, operation)
     assert isinstance(topology, Cartesian)  # a Graph has just raised
     ranks = topology.along(index, rank)
-    return Line(
+    return Track(
         axis=topology.axes[index],
         ranks=ranks,
         position=ranks.index(rank),
