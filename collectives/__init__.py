@@ -17,10 +17,9 @@ General layout; imports go only downwards:
 ``autograd``            the adjoint: the plan reversed; ``gradients`` are its tables
 ``move``, ``checks``    from trees to calls and back; what is refused on the way
 ``halo``                halos around a shard; ``nn`` are torch's layers on shards
-``rings``               loops over the blocks of all ranks; ``circuit`` is what they are made of
 ``exchange``            Exchange, what users call; ``lifetime``, ``binding``, ``routes`` serve it
 ``neighbourhoods``      its operations over edges (``neighbours``); ``gossip`` averages (``flats``)
-``compat``              drop-in names for people who come from open_clip
+``rings``               its loops over the blocks of all ranks, made of what is in ``circuit``
 ``compat``              drop-in names for people who come from open_clip or ring-attention code
 ``steps``               even_steps, a loop that ends on all ranks at once
 ``record``              the flight record; ``cli`` is ``python -m collectives``

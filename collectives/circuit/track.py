@@ -24,7 +24,7 @@ class Track:
         >>> track = Track("ring", ranks=(0, 1, 2, 3), position=1, periodic=True)
         >>> [track.source(hop) for hop in range(4)]
         [1, 0, 3, 2]
-        >>> [track.open().source(hop) for hop in range(4)]
+        >>> [replace(track, periodic=False).source(hop) for hop in range(4)]
         [1, 0, None, None]
     """
 
@@ -55,10 +55,6 @@ class Track:
     def direct(self, hop: int) -> Lane:
         """Return hop number ``hop`` where each rank sends its own block all the way."""
         return Lane(0, self._at(self.position + hop), self._at(self.position - hop))
-
-    def open(self) -> Track:
-        """Return the track whose ends do not meet."""
-        return replace(self, periodic=False)
 
     def closed(self) -> Track:
         """Return the track whose ends meet."""
