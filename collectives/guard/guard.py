@@ -77,6 +77,7 @@ class Guard:
         """See whether this rank is stuck, and why; what is proven breaks its wait."""
         flight = self.state.waiting
         if self._cause is not None:
+            self._published = None
             return  # the wait has been broken
         if flight is None or time.monotonic() - flight.begun < stall:
             if flight is None and self._published is not None:
