@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..folder import private_folder
-from ..launcher import find_launch
+from ..launcher import find_launch, restart_count
 
 if TYPE_CHECKING:
     from .values import FlightRecord
@@ -64,8 +64,8 @@ def job_name(environ: Mapping[str, str]) -> str:
         # Lightning's first rank starts the others: they have a port in common, and no parent.
         alone = "TORCHELASTIC_RUN_ID" in environ or not port
         job = f"parent-{os.getppid()}" if alone else f"port-{port}"
-    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return _plain(job if restarts == "0" else f"{job}.{restarts}")
+    restarts = restart_count(environ)
+    return _plain(f"{job}.{restarts}" if restarts else job)
 
 
 def _plain(name: str) -> str:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not listed
 
+from ..launcher import restart_count
 from .group import post_function
 from .stopwatch import TimeIsUpError, call_bounded
 
@@ -95,7 +96,7 @@ def open_store(group: ProcessGroup) -> PrefixStore:
     The connection is one of our own: a wait of torch's own over a shared one would block it. Ranks
     that torchrun starts again must not read what was left for the ones before.
     """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    attempt = restart_count(os.environ)
     return PrefixStore(f"torch-collectives/{attempt}/{group.group_name}", _own_line())
 
 

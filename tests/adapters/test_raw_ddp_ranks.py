@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adapters import raw_ddp
 from adapters.raw_ddp import RawDDPAdapter
+from collectives import Exchange, Ring
 from collectives.errors import ContextError, PeerLost
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -201,3 +202,20 @@ def test_a_rank_whose_peer_left_early_is_told_at_the_end_of_the_block(
     else:
         with pytest.raises(PeerLost, match=r"ended or failed before \(says rank 0 of 2\)"), adapter:
             assert adapter.context().size == 2
+
+
+@pytest.mark.ranks(2, 3, 5, backend=None, fresh=True)
+def test_ranks_at_the_end_of_their_blocks_are_known_to_one_that_goes_on(
+    rank: int, world_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def program() -> None:
+        with RawDDPAdapter(rank=rank, size=world_size, device="cpu", timeout=30) as adapter:
+            exchange = Exchange(Ring, adapter, timeout=20.0)
+            exchange.shift(torch.ones(1))
+            if rank == world_size - 1:
+                exchange.shift(torch.ones(1))
+
+    with pytest.raises(PeerLost, match=r"is at the end of its block after 1 exchanges"):
+        program()

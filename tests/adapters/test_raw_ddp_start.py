@@ -171,6 +171,21 @@ def test_an_address_that_gloo_cannot_reach_is_explained_on_both_ranks(
         join(timeout=60)
 
 
+@pytest.mark.ranks(2, backend=None, fresh=True)
+def test_a_rank_that_ends_while_gloo_connects_is_not_taken_for_a_wrong_address(
+    rank: int, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(monkeypatch, rank, 2, port)
+    if rank == 1:
+
+        def closed(*_: object, **__: object) -> None:
+            raise RuntimeError("Gloo connectFullMesh failed with Connection closed by peer [::1]:7")
+
+        monkeypatch.setattr(dist, "init_process_group", closed)
+    with fails_within(2 * SLACK, r"another rank ended while gloo connected: .*see its own output"):
+        join(timeout=60)
+
+
 @pytest.mark.ranks(2, backend=None)
 def test_a_rank_that_comes_but_does_not_connect_is_told_from_one_that_is_absent(
     rank: int, port: int, monkeypatch: pytest.MonkeyPatch

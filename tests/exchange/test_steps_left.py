@@ -57,6 +57,21 @@ def test_a_rank_that_leaves_alone_is_an_error_on_the_others_that_names_the_loop(
         assert caught.value.__cause__ is not None
 
 
+def left_a_sized_loop(exchange: Exchange, rank: int) -> None:
+    for step in even_steps(range(5), exchange):
+        if rank == 1 and step == 2:
+            break
+        exchange.shift(torch.ones(1))
+    exchange.shift(torch.ones(1))  # like those of the loop, but for the step
+
+
+@pytest.mark.ranks(2, 3, 5)
+def test_a_rank_that_leaves_a_sized_loop_alone_takes_nothing_from_it(rank: int) -> None:
+    exchange = Exchange(Ring, RawDDPAdapter(), timeout=20.0)
+    with pytest.raises(ExchangeMismatch, match=r"step: \((2,)?\) / \((2,)?\)"):
+        left_a_sized_loop(exchange, rank)
+
+
 def test_the_simulator_says_at_once_who_left() -> None:
     def program(adapter: Adapter) -> None:
         exchange = Exchange(Ring, adapter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +70,8 @@ def test_names_of_rows_are_unique_and_those_without_the_guard_exist() -> None:
     names = [row.fault for row in ROWS]
     assert len(set(names)) == len(names)
     assert WITHOUT_THE_GUARD.keys() <= set(names)
+
+
+def test_the_readme_says_how_many_faults_there_are() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"`make faults` plays {len(ROWS)} faults" in readme

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -20,6 +21,8 @@ from collectives.errors import (
     PeerLost,
     PendingDropped,
 )
+from collectives.guard import known_cause
+from collectives.guard.watchdog import heeded_signals, stall_limit
 
 SIZES = (2, 3, 5)
 
@@ -259,3 +262,37 @@ def test_an_error_of_this_rank_alone_is_told_too(rank: int, world_size: int) -> 
     with pytest.raises(PendingDropped if culprit else PeerLost) as caught:
         program()
     assert culprit or f"rank {world_size - 1} raised PendingDropped" in str(caught.value)
+
+
+@pytest.mark.ranks(2, 3)
+def test_an_error_that_follows_from_another_ranks_is_not_told_as_the_cause(
+    rank: int, world_size: int
+) -> None:
+    """As of DDP, which waits in an all-reduce for ranks that wait in an exchange."""
+    stuck = rank == world_size - 1
+
+    def program() -> None:
+        with ring(timeout=1.5) as exchange:
+            exchange.exchange(to_left=one(rank), to_right=one(rank))
+            if stuck:
+                dist.all_reduce(one(rank))
+            else:
+                exchange.exchange(to_left=one(rank), to_right=one(rank))
+
+    with pytest.raises(RuntimeError if stuck else ExchangeTimeout) as caught:
+        program()
+    told = known_cause() if stuck else str(caught.value)
+    assert "got no answer from rank" in told
+    assert "raised RuntimeError" not in told
+
+
+def test_what_the_environment_says_of_stalls_and_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt, terminate = int(signal.SIGINT), int(signal.SIGTERM)
+    assert stall_limit() == 1.0
+    assert sorted(heeded_signals()) == [interrupt, terminate]
+    monkeypatch.setenv("COLLECTIVES_STALL", "0.5")
+    monkeypatch.setenv("COLLECTIVES_SIGNALS", "SIGINT")
+    assert stall_limit() == 0.5
+    assert sorted(heeded_signals()) == [interrupt]
+    monkeypatch.setenv("COLLECTIVES_SIGNALS", "off")
+    assert sorted(heeded_signals()) == []
