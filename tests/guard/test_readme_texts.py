@@ -58,8 +58,14 @@ SHOWN = {
 
 
 def masked(text: str) -> str:
-    """Leave out what differs from run to run: numbers, and with them who was first to find it."""
-    text = re.sub(r"[\w./-]+\.py:\d+", "FILE:LINE", text)
+    """Leave out what differs from run to run: numbers, and with them who was first to find it.
+
+    On a loaded machine the other rank may not have been found waiting yet; then its line says
+    "started", and not where.
+    """
+    text = re.sub(r"\s+", " ", text)
+    text = re.sub(r", [\w./-]+\.py:\d+", "", text)
+    text = re.sub(r"\b(waits in|started|ran) exchange", "is in exchange", text)
     text = re.sub(r"\d+(\.\d+)?", "N", text)
     return re.sub(r"\s+", " ", text).strip()
 
