@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help .venv demo test faults lint bench bench-guard bench-halo
+.PHONY: help .venv demo test matrix faults lint bench bench-guard bench-halo
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ demo: .venv ## Train the same model in Lightning, Fabric and torchrun (RANKS=2, 
 
 test: .venv ## Run the tests (ARGS="-k ring" runs some of them)
 	$(BIN)/python -m pytest $(ARGS)
+
+matrix: .venv ## Run every cell of the README's runtime matrix, slow ones too (ARGS="-k elastic": some of them)
+	$(BIN)/python -m pytest tests/matrix -m "matrix or not matrix" $(ARGS)
 
 faults: .venv ## Play every fault that is looked after, and print what came of it (ARGS=SIGKILL: some of them)
 	$(BIN)/python -m tests.faults $(ARGS)
