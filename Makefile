@@ -4,10 +4,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help .venv demo test matrix faults lint bench bench-guard bench-halo
+.PHONY: help .venv demo test matrix faults lint bench bench-guard bench-halo bench-rings bench-memory
 
 help: ## Say what can be made
-	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "make %-12s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv: .venv/installed ## Make the virtual environment, or bring it up to date
 
@@ -42,3 +42,9 @@ bench-guard: .venv ## Measure what the guard adds to bare calls of the process g
 
 bench-halo: .venv ## Compare halos into a padded array with gathering the slabs
 	$(BIN)/python -m benchmarks.halo
+
+bench-rings: .venv ## Compare ring loops with those around the copied function
+	$(BIN)/python -m benchmarks.rings
+
+bench-memory: .venv ## Count what autograd keeps of ring loops, for 1 to 8 ranks
+	$(BIN)/python -m benchmarks.ring_memory

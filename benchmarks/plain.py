@@ -1,4 +1,4 @@
-"""What the library is compared with: the copied function, one batch of all, and bare calls."""
+"""What the library is compared with: the copied functions, one batch of all, and bare calls."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from collectives.transport import Work
 
-__all__ = ["bare_calls", "gloo_calls", "neighbour_exchange_bidir", "one_batch"]
+__all__ = [
+    "Neighbour",
+    "bare_calls",
+    "gloo_calls",
+    "neighbour_exchange",
+    "neighbour_exchange_bidir",
+    "one_batch",
+]
 
 Pair = tuple[Tensor, Tensor]
 Post = Callable[[list[Tensor], int, int], Work]
@@ -37,6 +45,34 @@ def neighbour_exchange_bidir(left: int, right: int, to_left: Tensor, to_right: T
         ]
     )
     return from_right, from_left
+
+
+def neighbour_exchange(source: int, destination: int, tensor: Tensor) -> Tensor:
+    """Send to one neighbour and receive from another as the function that people copy does."""
+    received = torch.zeros_like(tensor)
+    _run_batch(
+        [
+            dist.P2POp(dist.isend, tensor, destination),
+            dist.P2POp(dist.irecv, received, source),
+        ]
+    )
+    return received
+
+
+class Neighbour(torch.autograd.Function):
+    """The same with its gradient: which goes back."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, source: int, destination: int, tensor: Tensor) -> Tensor:
+        """Exchange."""
+        ctx.way = source, destination  # type: ignore[attr-defined]
+        return neighbour_exchange(source, destination, tensor)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[None, None, Tensor]:
+        """Exchange the gradient the other way."""
+        source, destination = ctx.way  # type: ignore[attr-defined]
+        return None, None, neighbour_exchange(destination, source, grads[0])
 
 
 def one_batch(

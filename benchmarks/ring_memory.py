@@ -1,15 +1,17 @@
 """What autograd keeps of a SigLIP loss, for 1, 2, 4 and 8 ranks.
 
 Run it with ``python -m benchmarks.ring_memory``. The ranks are simulated: bytes are counted, not
-timed. ``ring_fold`` keeps the same for all sizes; loops keep every block that came, and what the
-loss of each pair of blocks needs.
+timed. ``ring_fold`` keeps the same for all sizes (``keep=2`` keeps two terms, where there are two);
+loops keep every block that came, and what the loss of each pair of blocks needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import sys
+from collections.abc import Callable
 from weakref import WeakSet
 
 import torch
@@ -47,7 +49,7 @@ def saved_bytes(way: str, size: int) -> int:
     """Return what autograd keeps on each rank between forward and backward.
 
     Args:
-        way: "ring_fold", "ring_pass" or "loop of shifts".
+        way: One of ``WAYS``.
         size: Number of ranks.
     """
 
@@ -81,9 +83,11 @@ def pair_loss(source: int, text: Tensor, image: Tensor, rank: int) -> Tensor:
     return -functional.logsigmoid(sign * logits).sum() / ROWS
 
 
-def _by_fold(exchange: Exchange, image: Tensor, text: Tensor) -> Tensor:
+def _by_fold(exchange: Exchange, image: Tensor, text: Tensor, keep: int = 0) -> Tensor:
     rank = exchange.rank
-    return exchange.ring_fold(lambda s, text, image: pair_loss(s, text, image, rank), text, image)
+    return exchange.ring_fold(
+        lambda s, text, image: pair_loss(s, text, image, rank), text, image, keep=keep
+    )
 
 
 def _by_pass(exchange: Exchange, image: Tensor, text: Tensor) -> Tensor:
@@ -101,7 +105,13 @@ def _by_shifts(exchange: Exchange, image: Tensor, text: Tensor) -> Tensor:
     return exchange.join(loss)
 
 
-WAYS = {"ring_fold": _by_fold, "ring_pass": _by_pass, "loop of shifts": _by_shifts}
+WAYS: dict[str, Callable[[Exchange, Tensor, Tensor], Tensor]] = {
+    "ring_fold": _by_fold,
+    "keep=1": functools.partial(_by_fold, keep=1),
+    "keep=2": functools.partial(_by_fold, keep=2),
+    "ring_pass": _by_pass,
+    "loop of shifts": _by_shifts,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

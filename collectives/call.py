@@ -22,6 +22,7 @@ from .messages import (
     SingleMessage,
 )
 from .plan import Lane, Plan
+from .recycling import WORTH_IT
 from .signature import NO_GRADIENT, PHASES, Signature
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class Call:
         self.bytes_received = sum(m.leaf.nbytes for m in self.recv_singles) + sum(
             m.pack.nbytes for m in self.recv_packs
         )
+        self.large = any(leaf.nbytes >= WORTH_IT for leaf in self.outputs)
         self.long = any(m.leaf.nbytes >= LONG for m in (*self.send_singles, *self.recv_singles))
         self._reverse: Call | None = None
         self._tangent: Call | None = None

@@ -18,6 +18,7 @@ from .chain import caller
 from .dtypes import as_memory
 from .failures import failure_of
 from .flight import NOTHING, Flight
+from .recycling import WORTH_IT
 from .state import SEQUENCE_MASK, Counters
 from .trace import Trace
 from .transport import Post
@@ -61,15 +62,17 @@ class Engine:
             inputs: One tensor per input of its call.
         """
         call = flight.call
-        if flight.outs is None:
+        if flight.outs is not None:
+            results = list(flight.outs)
+        elif call.large:
+            results = self._places(call)
+        else:
             device, later = self.device, call.unpacked_later
             # `size=` spares the parser of arguments a wrong try: a third of the time
             results = [
                 NOTHING if i in later else torch.empty(size=shape, dtype=dtype, device=device)
                 for i, (shape, dtype) in enumerate(call.outputs)
             ]
-        else:
-            results = list(flight.outs)
         begun = flight.begun if flight.agreed else time.monotonic()
         flight.inputs, flight.results, flight.begun = inputs, results, begun
         trace = flight.trace = Trace(call, flight.sequence, self.state.step, begun)
@@ -95,6 +98,16 @@ class Engine:
             raise failure from error
         self._count(call)
         return flight
+
+    def _places(self, call: Call) -> list[Tensor]:
+        """Return the results of a call of which some are large."""
+        device, later, recycle = self.device, call.unpacked_later, self.state.recycling.empty
+        return [
+            NOTHING if i in later
+            else recycle(leaf) if leaf.nbytes >= WORTH_IT and device.type == "cpu"
+            else torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+            for i, leaf in enumerate(call.outputs)
+        ]  # fmt: skip
 
     def _in_batch(self, flight: Flight) -> list[Post]:
         sends: list[Post] = []

@@ -90,7 +90,7 @@ class Rings(Moves):
         track = find_track(binding.topology, binding.engine.rank, axis, "ring_pass")
         for leaf in flatten(tree, f"ring_pass {binding.here}")[0]:
             plain(binding, "ring_pass", leaf)
-        ahead = _prefetch(prefetch, binding)
+        ahead = _count("ring_pass: prefetch must be a number of blocks", prefetch, binding)
         how = "" if ahead < 2 else ", direct"
         op = f"ring_pass(axis={track.axis!r}{how})"
         options = Options(op, ahead, shapes=shapes, timeout=timeout)
@@ -103,6 +103,7 @@ class Rings(Moves):
         *args: object,
         axis: Axis = None,
         params: Params = (),
+        keep: SupportsIndex = 0,
         shapes: Shapes = "same",
         timeout: float | None = None,
     ) -> R:
@@ -112,7 +113,7 @@ class Rings(Moves):
         of the terms, however many ranks there are. In backward the blocks go round once more, each
         term is computed again (with the same random numbers, under the same autocast), and each
         block's gradient travels with it to its owner. Compared with a loop that is one forward more
-        in computing, and half as many bytes more.
+        in computing, and half as many bytes more. ``keep`` buys some of that back.
 
         Called by: every rank, with the same arguments but ``fn``. It joins by itself: ranks need
         not use all blocks.
@@ -128,6 +129,8 @@ class Rings(Moves):
             args: Trees of tensors, the same for every block; they do not travel.
             axis: Of the mesh; may be left out where there is one.
             params: Parameters, other tensors and modules that ``fn`` has by closure.
+            keep: So many terms, the own one first, are kept for backward and not computed again;
+                their blocks do not go round again. On two ranks 2 makes it a plain loop.
             shapes: As in :meth:`shift`: "discover" or "once" for blocks of different shapes.
             timeout: Seconds for each hop, instead of the Exchange's.
 
@@ -138,7 +141,7 @@ class Rings(Moves):
             CapturedTensorError: ``fn`` uses a tensor that requires grad and is neither among
                 ``args`` nor ``params``; its gradient would be lost. Looked for in the first term,
                 and in all terms in backward.
-            ArgumentError: Something else that cannot be sent or summed.
+            ArgumentError: Something else that cannot be sent or summed, or a ``keep`` below 0.
             ExchangeError: A hop was started and did not succeed.
 
         Example:
@@ -156,9 +159,12 @@ class Rings(Moves):
         track = find_track(binding.topology, binding.engine.rank, axis, "ring_fold")
         # Its hops run without grad mode, which ranks must agree on all the same.
         mode = "" if torch.is_grad_enabled() else ", no_grad"
-        op = f"ring_fold(axis={track.axis!r}{mode})"
+        kept = _count("ring_fold: keep must be a number of terms", keep, binding)
+        much = f", keep={kept}" if kept else ""
+        op = f"ring_fold(axis={track.axis!r}{much}{mode})"
         options = Options(op, shapes=shapes, timeout=timeout)
-        return cast("R", fold(binding, track, fn, (tree, *args), _parameters(params), options))
+        trees, given = (tree, *args), _parameters(params)
+        return cast("R", fold(binding, track, fn, trees, given, options, kept))
 
     def ring_scan(
         self,
@@ -241,17 +247,14 @@ def _existing(
         blocks.close()
 
 
-def _prefetch(prefetch: SupportsIndex, binding: Binding) -> int:
+def _count(wanted: str, given: SupportsIndex, binding: Binding) -> int:
     try:
-        ahead = -1 if isinstance(prefetch, bool) else index(prefetch)
+        count = -1 if isinstance(given, bool) else index(given)
     except TypeError:
-        ahead = -1
-    if ahead < 0:
-        raise ArgumentError(
-            f"ring_pass: prefetch must be a number of blocks, 0 or more, got {prefetch!r}"
-            f" {binding.here}"
-        )
-    return ahead
+        count = -1
+    if count < 0:
+        raise ArgumentError(f"{wanted}, 0 or more, got {given!r} {binding.here}")
+    return count
 
 
 def _parameters(params: Params) -> list[Tensor]:

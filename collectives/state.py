@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .call import DIGEST_BITS, SEQUENCE_BITS
 from .chain import Chain, inside_backward
 from .errors import ExchangeError
+from .recycling import Recycling
 from .trace import KEPT, Trace
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class GroupState:
         self.broken: str | None = None
         self.wreck: Flight | None = None
         self.dropped: list[Dropped] = []
+        self.recycling = Recycling()
         self.landing: set[int] = set()  # memory that started exchanges will write to
         self.history: deque[Trace] = deque(maxlen=KEPT)
         self.waiting: Flight | None = None  # read by the watchdog

@@ -142,19 +142,25 @@ class Body:
             CapturedTensorError: It uses a tensor that requires grad and was not given.
         """
         leaves = [x.detach().requires_grad_(w) for x, w in zip(inputs, wanted, strict=True)]
+        return self.kept(source, leaves), leaves
+
+    def kept(self, source: int, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        """Run the function, with its graph on that of its inputs.
+
+        Raises:
+            CapturedTensorError: As above.
+        """
         since = clock()
         with self.surroundings.entered(grad=True):
-            outputs = self(source, leaves)
-        if outputs is None:
-            return None, leaves
-        captured = find_captured(outputs, (*leaves, *self.params), since)
+            outputs = self(source, inputs)
+        captured = find_captured(outputs or (), (*inputs, *self.params), since)
         if captured is not None:
             raise CapturedTensorError(
                 f"{self.op}: fn uses {captured} that requires grad and was not passed"
                 f" {self.binding.here}: its gradient would be lost. Give it to fn as an argument,"
                 " or name it, or the module that it belongs to, in params=; or detach() it"
             )
-        return outputs, leaves
+        return outputs
 
 
 def differentiable(x: Tensor) -> bool:

@@ -49,20 +49,37 @@ class Options:
 
 
 def circulate(
-    binding: Binding, track: Track, tree: T, options: Options
+    binding: Binding,
+    track: Track,
+    tree: T,
+    options: Options,
+    *,
+    first: int = 0,
+    graded: int | None = None,
 ) -> Generator[tuple[int | None, T], None, None]:
-    """Yield ``(source, block)`` after each number of hops, from 0 on; all ranks equally often.
+    """Yield ``(source, block)`` after each number of hops; all ranks equally often.
 
     ``source`` is ``None``, and the block zeros, where it would come from beyond an open end. A
     caller who leaves early waits until the other hops have been run as well. Grad mode is that of
     the call, not of the loop.
+
+    Args:
+        binding: Of the Exchange.
+        track: Along which the blocks travel.
+        tree: What is here after ``first`` hops, which is yielded first.
+        options: Of the loop.
+        first: Hops that have been run.
+        graded: Hops up to this one are differentiable; ``None``: all.
     """
-    return _circulate(_Passing(binding, track, tree, options), track)
+    last = track.extent if graded is None else graded
+    return _circulate(_Passing(binding, track, tree, options, first, last), track, first)
 
 
-def _circulate(passing: _Passing[T], track: Track) -> Generator[tuple[int | None, T], None, None]:
+def _circulate(
+    passing: _Passing[T], track: Track, first: int
+) -> Generator[tuple[int | None, T], None, None]:
     try:
-        for hop in range(track.extent):
+        for hop in range(first, track.extent):
             yield track.source(hop), passing.block(hop)
     except GeneratorExit:
         passing.finish()
@@ -76,12 +93,14 @@ class _Passing(Generic[T]):
     neighbour shall hand on must first have come to it.
     """
 
-    def __init__(self, binding: Binding, track: Track, tree: T, options: Options) -> None:
+    def __init__(
+        self, binding: Binding, track: Track, tree: T, options: Options, first: int, graded: int
+    ) -> None:
         self._binding, self._line, self._options = binding, track, options
         self._own = self._block = tree
-        self._grad = torch.is_grad_enabled()
+        self._graded = graded if torch.is_grad_enabled() else 0
         self._direct = options.prefetch > 1
-        self._started = self._landed = 0
+        self._started = self._landed = first
         self._under_way: deque[Pending[T]] = deque()
 
     def block(self, hop: int) -> T:
@@ -114,7 +133,7 @@ class _Passing(Generic[T]):
         while self._landed < hop:
             if not self._under_way:
                 self._start()
-            with torch.set_grad_enabled(self._grad):
+            with torch.set_grad_enabled(self._landed < self._graded):
                 self._block = self._under_way.popleft().wait()
             self._landed += 1
 
@@ -122,7 +141,7 @@ class _Passing(Generic[T]):
         hop = self._started + 1
         lane = self._line.direct(hop) if self._direct else self._line.relay(hop)
         tree = self._own if self._direct else self._block
-        with torch.set_grad_enabled(self._grad):
+        with torch.set_grad_enabled(hop <= self._graded):
             self._under_way.append(start_hop(self._binding, lane, tree, self._options, hop))
         self._started = hop
 

@@ -74,14 +74,17 @@ class Loop(ABC):
 
     def run(self) -> list[Tensor]:
         """Run the loop, with a backward where there is anything to differentiate."""
-        inputs = [x for row in self.body.given for x in row]
-        if transformed() or forward_ad._current_level >= 0:
-            # Then torch differentiates the loop itself. Its tensors have no memory to compare.
-            return [y.clone() for y in self.forward(inputs)[0]]
-        if not torch.is_grad_enabled():
-            return own_memory(self.forward(inputs)[0], inputs)
+        if self.differentiated:
+            return self.recorded()[1]
+        inputs = self.inputs
+        outputs = self.forward(inputs)[0]
+        # Inside a transform torch differentiates the loop itself, and tensors have no memory.
+        return [y.clone() for y in outputs] if _inside() else own_memory(outputs, inputs)
+
+    def recorded(self) -> tuple[Tensor, list[Tensor]]:
+        """Run the loop as one node; return its token and its outputs."""
         self.recomputed = True
-        tensors = [*inputs, *self.body.params]
+        tensors = [*self.inputs, *self.body.params]
         chain = self.binding.engine.state.chain
         wanted = any(x.requires_grad for x in tensors)
         self.record = Record(self.options.op, calling_place(), wanted=wanted)
@@ -95,7 +98,22 @@ class Loop(ABC):
             chain.unlink(self.record)
             raise
         chain.advance(self.record, token)
-        return outputs
+        return token, outputs
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What the body is given in the first round."""
+        return [x for row in self.body.given for x in row]
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether the loop has a node of its own."""
+        return torch.is_grad_enabled() and not _inside()
+
+
+def _inside() -> bool:
+    """Whether a transform of torch is at work."""
+    return transformed() or forward_ad._current_level >= 0
 
 
 class _Recomputed(torch.autograd.Function):

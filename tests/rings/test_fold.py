@@ -49,8 +49,9 @@ def folded(adapter: Adapter, case: Case, how: str, skips: bool) -> Outcome:
         return term(source, block, weight, scale)
 
     value: dict[str, Tensor] | None = None
-    if how == "fold":
-        value = exchange.ring_fold(by_closure, mine, own, axis=axis, params=scale)
+    if how != "pass":
+        keep = int(how)
+        value = exchange.ring_fold(by_closure, mine, own, axis=axis, params=scale, keep=keep)
         loss_of(value, rank).backward()
     else:
         for source, visiting in exchange.ring_pass(mine, axis=axis):
@@ -84,7 +85,7 @@ def in_one_process(case: Case, *, skips: bool) -> list[Outcome]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
-@pytest.mark.parametrize("how", ["fold", "pass"])
+@pytest.mark.parametrize("how", ["0", "1", "2", "9", "pass"])  # terms that a fold keeps
 @pytest.mark.parametrize("skips", [False, True])
 def test_fold_and_pass_equal_one_process(world: World, case: Case, how: str, skips: bool) -> None:
     expected = in_one_process(case, skips=skips)
@@ -95,7 +96,7 @@ def test_fold_and_pass_equal_one_process(world: World, case: Case, how: str, ski
             torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-def random_terms(adapter: Adapter) -> float:
+def random_terms(adapter: Adapter, keep: int) -> float:
     torch.manual_seed(3)
     exchange = Exchange(Ring, adapter)
 
@@ -105,13 +106,14 @@ def random_terms(adapter: Adapter) -> float:
 
     factor = torch.rand(3, 2, dtype=torch.float64)
     return check_adjoint(
-        exchange, lambda x: exchange.ring_fold(masked, x, factor), block(exchange.rank)
+        exchange, lambda x: exchange.ring_fold(masked, x, factor, keep=keep), block(exchange.rank)
     )
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_backward_draws_the_same_random_numbers(world: World, size: int) -> None:
-    assert max(world(random_terms, size)) <= 1e-12
+@pytest.mark.parametrize("keep", [0, 1, 2])
+def test_backward_draws_the_same_random_numbers(world: World, size: int, keep: int) -> None:
+    assert max(world(random_terms, size, keep)) <= 1e-12
 
 
 def untouched(adapter: Adapter) -> bool:
