@@ -87,7 +87,8 @@ class Flight:
             state.waiting = self
             try:
                 if self.call.long and state.guard is not None:
-                    moved = state.guard.wait_aside(self._land)
+                    until = self.begun + self.deadline.seconds + self.deadline.GRACE
+                    moved = state.guard.wait_aside(self._land, until)
                 else:
                     moved = self._land()
             except BaseException as error:

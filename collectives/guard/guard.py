@@ -153,9 +153,9 @@ class Guard:
             return
         self.give_up("raised", f"raised {describe(error)}")
 
-    def wait_aside(self, wait: Callable[[], float]) -> float:
+    def wait_aside(self, wait: Callable[[], float], until: float) -> float:
         """Return what ``wait()`` returns; :meth:`fail` ends it even where gloo does not."""
-        self._aside = Aside(wait)
+        self._aside = Aside(wait, until)
         try:
             return self._aside.run()
         finally:
