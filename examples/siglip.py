@@ -2,7 +2,7 @@
 
 Every rank encodes its own rows. Then each rank's text features visit all the ranks, one neighbour
 at a time, and meet the pictures there: every pair of the global batch is scored, and no rank ever
-holds more than one block of texts besides its own rows.
+holds more than two blocks of texts besides its own rows, in backward neither.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def ring_siglip_loss(
         scale: Logarithm of the factor on the cosines.
         bias: Added to the scaled cosines.
     """
-    loss = pair_loss(image, text, scale, bias)
-    for _ in range(exchange.size - 1):
-        text = exchange.shift(text)
-        loss = loss + pair_loss(image, text, scale, bias)
-    return exchange.join(loss)
+
+    def visit(_: int, text: Features, image: Features, scale: Tensor, bias: Tensor) -> Tensor:
+        return pair_loss(image, text, scale, bias)
+
+    return exchange.ring_fold(visit, text, image, scale, bias)
 
 
 class _ImageEncoder(nn.Sequential):
