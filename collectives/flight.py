@@ -173,8 +173,8 @@ class Flight:
         if results[pack.indices[0]] is not NOTHING:
             torch._foreach_copy_([results[i] for i in pack.indices], buffer.views)
             return
-        for i, view in zip(pack.indices, buffer.views, strict=True):
-            results[i] = view.clone()
+        for i, leaf in zip(pack.indices, buffer.copies(), strict=True):
+            results[i] = leaf
 
     def _count_versions(self) -> None:
         """Tell autograd what the transport wrote behind its back into buffers of the caller.

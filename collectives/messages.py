@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,6 +88,15 @@ class Buffer(NamedTuple):
             torch.cat(leaves, out=self.rows)
         else:
             torch._foreach_copy_(self.views, leaves)
+
+    def copies(self) -> Sequence[Tensor]:
+        """Return the leaves as new tensors; torch makes them in one call where it can."""
+        if self.rows is None:
+            return [view.clone() for view in self.views]
+        sizes = [view.shape[0] for view in self.views]
+        # torch's stub says that it returns nothing
+        leaves: Sequence[Tensor] = torch.split_with_sizes_copy(self.rows, sizes)  # type: ignore[func-returns-value, assignment]
+        return leaves
 
 
 @dataclass(slots=True)
