@@ -29,6 +29,11 @@ Op = Literal["sum", "mean", "max"]
 def leaves_of(along: Along, tree: object, dim: int | None = None) -> tuple[Leaves, Structure]:
     """Return the tensors of a tree as plain ones, and how it is built."""
     found, structure = flatten(tree, f"{along.op} {along.here}")
+    if tree is None:
+        raise ArgumentError(
+            f"{along.op}: expected a tree of tensors, got None {along.here}; every rank gives one,"
+            " whose shapes and dtypes are also those of what it gets"
+        )
     if dim is not None:
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise ArgumentError(f"{along.op}: dim must be an int, got {dim!r} {along.here}")

@@ -160,12 +160,18 @@ class Chain:
         self._token = self._root
 
     def take(self) -> Tensor | None:
-        """Return the last token and cut the chain; ``None`` if nothing was exchanged."""
+        """Return the last token and cut the chain.
+
+        Returns:
+            ``None`` if nothing was exchanged, or all of it has run backward and its graph is gone:
+            a fold that was backpropagated without ``join``, as it may be.
+        """
         if not self._segment.records:
             return None
+        over = self._segment.touched and self._segment.settled and _is_freed(self._token)
         token = self._token
         self.cut()
-        return token
+        return None if over else token
 
     def skipped_after(self, record: Record) -> list[Record]:
         """Return the exchanges after ``record`` that its backward should have run before it."""
@@ -192,6 +198,15 @@ class Chain:
                     " for ever. Tie all exchanges to the loss: loss = exchange.join(loss); or"
                     " exchange under torch.no_grad() what needs no gradient"
                 )
+
+
+def _is_freed(token: Tensor) -> bool:
+    """Whether the node that a token came out of has no graph any more."""
+    try:
+        token.grad_fn._raw_saved_tensors  # type: ignore[union-attr]  # noqa: B018 - raises
+    except RuntimeError:
+        return True
+    return False
 
 
 def inside_backward() -> bool:

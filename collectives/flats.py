@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from .checks import PLAIN, is_wrapped, plain
 from .errors import ArgumentError
@@ -49,7 +50,7 @@ def check_averaged(binding: Binding, operation: str, leaves: Iterable[Tensor]) -
 
 
 def check_params(
-    binding: Binding, operation: str, params: Iterable[Tensor], *, written: bool = False
+    binding: Binding, operation: str, params: Module | Iterable[Tensor], *, written: bool = False
 ) -> list[Tensor]:
     """Return parameters as a list of tensors that can be averaged.
 
@@ -62,6 +63,8 @@ def check_params(
     Raises:
         ArgumentError: Something else than dense floating-point tensors on the right device.
     """
+    if isinstance(params, Module):
+        params = params.parameters()
     given: list[object] = [] if isinstance(params, Tensor) else list(params)
     found: list[Tensor] = []
     for x in given:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from .binding import Route
 from .edges import plan_all_pairs, weight_sums
@@ -28,7 +29,11 @@ class Gossip(Neighbourhoods):
     """Decentralised averaging; see :class:`~collectives.Exchange`."""
 
     def gossip_(
-        self, params: Iterable[Tensor], step: int | None = None, *, timeout: float | None = None
+        self,
+        params: Module | Iterable[Tensor],
+        step: int | None = None,
+        *,
+        timeout: float | None = None,
     ) -> None:
         """Average parameters with the neighbours, in place: x_i <- sum_j W[i, j] x_j.
 
@@ -43,7 +48,7 @@ class Gossip(Neighbourhoods):
         that arrives.
 
         Args:
-            params: Floating-point or complex tensors: ``model.parameters()``.
+            params: A module, or floating-point or complex tensors.
             step: Over a Schedule, the number of the step, the same on all ranks; without meaning
                 elsewhere, so that one training loop can have either.
             timeout: Seconds, instead of the Exchange's.
@@ -85,7 +90,7 @@ class Gossip(Neighbourhoods):
             flats.put_back()
 
     def consensus_distance(
-        self, params: Iterable[Tensor], *, timeout: float | None = None
+        self, params: Module | Iterable[Tensor], *, timeout: float | None = None
     ) -> float:
         """Return how far the ranks' parameters are from their mean: the root mean square distance.
 
@@ -97,7 +102,7 @@ class Gossip(Neighbourhoods):
         rounds of size - 1 messages per rank, which together are as long as the parameters.
 
         Args:
-            params: Floating-point or complex tensors: ``model.parameters()``.
+            params: A module, or floating-point or complex tensors.
             timeout: Seconds for each round, instead of the Exchange's.
 
         Raises:

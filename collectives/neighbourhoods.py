@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast, get_args
 
 from .binding import resolve
 from .edges import graph_at, plan_edges
@@ -158,7 +158,7 @@ class Neighbourhoods(Moves):
     def neighbor_allreduce(
         self,
         tree: T,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float] | Tensor | None = None,
         *,
         step: int | None = None,
         timeout: float | None = None,
@@ -221,6 +221,7 @@ class Neighbourhoods(Moves):
 
         Raises:
             TopologyError: No such axis, the size is not known yet, or a Schedule without ``step``.
+            ArgumentError: Another operation: those are made of several exchanges.
 
         Example:
             >>> def program(adapter):
@@ -232,6 +233,11 @@ class Neighbourhoods(Moves):
         """
         if operation in ("shift", "exchange", "permute"):
             return super().explain(operation, offset=offset, axis=axis, pairs=pairs)
+        if operation not in get_args(Operation):
+            raise ArgumentError(
+                f"explain: expected one of {', '.join(get_args(Operation))}, got {operation!r};"
+                " what others have sent, exchange.flight_record() tells"
+            )
         binding = self._binding
         size, mine = (None, None) if binding is None else (binding.engine.size, binding.engine.rank)
         topology = graph_at(operation, resolve(self._topology, size), step)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from torch import Tensor
+
 from .binding import Route
 from .discover import refuse_sizes
 from .edges import EdgePlan, graph_at, plan_edges
@@ -87,7 +89,9 @@ class EdgeRoute(Route):
         """Return what arrived by edge instead of by lane."""
         return tuple(arrived[lane] for lane in self.edges.arriving)
 
-    def factors(self, binding: Binding, weights: Sequence[float] | None) -> tuple[float, ...]:
+    def factors(
+        self, binding: Binding, weights: Sequence[float] | Tensor | None
+    ) -> tuple[float, ...]:
         """Return what is taken of the rank's own, and of each edge that arrives.
 
         Raises:
@@ -96,7 +100,9 @@ class EdgeRoute(Route):
         if weights is None:
             return (self.edges.own, *self.edges.weights)
         count = len(self.edges.arriving) + 1
-        given: tuple[object, ...] = tuple(weights)
+        given: tuple[object, ...] = tuple(
+            weights.tolist() if isinstance(weights, Tensor) else weights
+        )
         known = [float(w) for w in given if isinstance(w, int | float) and math.isfinite(w)]
         if not len(known) == len(given) == count:
             raise ArgumentError(

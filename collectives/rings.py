@@ -52,7 +52,8 @@ class Rings(Moves):
 
         **Leaving early** (``break``, an exception, a dropped iterator) waits until the hops that
         are left have been run, with the blocks thrown away: other ranks may still want them. So
-        ranks may leave at different blocks; nothing is saved by leaving.
+        ranks may leave at different blocks; nothing is saved by leaving. An exception gets no
+        further until then, or until a neighbour is found in another exchange.
 
         **On an open axis** no block goes beyond the end: rank r gets the blocks of r, r - 1, ...,
         0 only (those of the ranks that come before it: a causal mask). All ranks run all hops, so
@@ -60,7 +61,7 @@ class Rings(Moves):
 
         Args:
             tree: This rank's block. Not to be written to before the loop is over, nor are the
-                blocks; that is found out.
+                blocks; that is found out (but for inference tensors, which do not count writes).
             axis: Of the mesh; may be left out where there is one.
             prefetch: Blocks that are on their way during a round. 0: none. More than 1: every rank
                 sends its own block to each of the others, so that as many are on their way at once.
@@ -115,8 +116,8 @@ class Rings(Moves):
         block's gradient travels with it to its owner. Compared with a loop that is one forward more
         in computing, and half as many bytes more. ``keep`` buys some of that back.
 
-        Called by: every rank, with the same arguments but ``fn``. It joins by itself: ranks need
-        not use all blocks.
+        Called by: every rank, with the same arguments but ``fn``. Ranks need not use all blocks,
+        and need no ``join`` as long as the loss of each depends on the result.
         Gradient: to ``tree`` (on all ranks, through whatever terms use the block), ``args`` and
         ``params``. Once: ``create_graph=True`` is refused.
 
@@ -185,7 +186,8 @@ class Rings(Moves):
         would have to be computed again for each.) In backward the blocks come in the opposite
         order, so that each arrives at its owner together with its gradient.
 
-        Called by: every rank, with the same arguments but ``fn``. It joins by itself.
+        Called by: every rank, with the same arguments but ``fn``; without ``join`` as long as the
+        loss of each depends on the result.
         Gradient: to ``carry``, ``tree``, ``args`` and ``params``. Once: ``create_graph=True`` is
         refused.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from ..binding import Route
 from ..chain import inside_backward
@@ -18,6 +19,8 @@ from ..errors import ExchangeError
 from ..move import start_move
 from ..pending import Dropped
 from ..plan import Lane, Plan
+from ..transport.baton import RankEnded
+from ..trees import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -81,6 +84,8 @@ def _circulate(
     try:
         for hop in range(first, track.extent):
             yield track.source(hop), passing.block(hop)
+        if track.extent == 1:  # refuse what is refused where blocks travel
+            passing.check()
     except GeneratorExit:
         passing.finish()
         raise
@@ -102,14 +107,36 @@ class _Passing(Generic[T]):
         self._direct = options.prefetch > 1
         self._started = self._landed = first
         self._under_way: deque[Pending[T]] = deque()
+        self._versions: list[tuple[Tensor, int]] = []
 
     def block(self, hop: int) -> T:
         """Return the block after ``hop`` hops, with the next ones on their way."""
+        self.check()
         self._land(hop)
         last = min(hop + self._options.prefetch, self._line.extent - 1)
         while self._started < last:
             self._start()
+        if not self._under_way:  # else it is found out when that has landed
+            self._note()
         return self._block
+
+    def check(self) -> None:
+        """Refuse that the caller wrote to what is still to be sent.
+
+        Raises:
+            ExchangeError: It was written to. Inference tensors do not tell.
+        """
+        modified = any(x._version != version for x, version in self._versions)
+        self._versions = []
+        if modified:
+            raise ExchangeError(
+                f"{self._options.op}: a block was modified in place {self._binding.here}, and the"
+                " next rank would get what was written; work on a clone"
+            )
+
+    def _note(self) -> None:
+        leaves = flatten(self._block, self._options.op)[0]
+        self._versions = [(x, x._version) for x in leaves if not x.is_inference()]
 
     def finish(self) -> None:
         """Run all hops that are left, unless the group has failed: then the next call says so.
@@ -124,6 +151,8 @@ class _Passing(Generic[T]):
         except ExchangeError as error:
             if state.broken is None:
                 state.dropped.append(Dropped("", None, error))
+        except RankEnded:
+            pass  # a simulated world is over: the rank's next message raises it again
         except Exception:
             # A checkpoint that computes the loop again stops it by raising, after the last hop.
             if not inside_backward():

@@ -49,7 +49,8 @@ def judge(mine: Account, theirs: Account) -> Cause | None:
         return Cause(
             "left",
             mine.rank,
-            f"rank {mine.rank} waits in {waited.signature} for rank {theirs.rank}, which {left}",
+            f"rank {mine.rank} waits in {waited.signature} for rank {theirs.rank}, which {left}"
+            + (_LEFT_OUT if _is_backward(waited) else ""),
         )
     passed = _instead_of(waited, theirs)
     if passed is not None:
@@ -65,6 +66,8 @@ def judge(mine: Account, theirs: Account) -> Cause | None:
 def compare(mine: Entry, other: Entry) -> str:
     """Say in which facts two exchanges differ."""
     differences = mine.signature.differences(other.signature)
+    if not differences and " for " in mine.signature.tensors:
+        return f"what one sends is not what the other expects: {mine.signature.tensors}"
     return "; ".join(differences) or "lanes, or facts too long to be shown"
 
 
@@ -101,9 +104,15 @@ def _mismatch(mine: Account, theirs: Account, waited: Entry, other: Entry) -> Ca
 
 def _advice(waited: Entry, other: Entry) -> str:
     """Return what to do where one of two ranks is in a backward that the other leaves out."""
-    if (waited.signature.phase == "forward") == (other.signature.phase == "forward"):
-        return ""
-    return (
-        "\nOne of them leaves a backward out: call backward() on every rank, on a loss that is tied"
-        " to its exchanges: loss = exchange.join(loss)"
-    )
+    return "" if _is_backward(waited) == _is_backward(other) else _LEFT_OUT
+
+
+def _is_backward(entry: Entry) -> bool:
+    """Whether it belongs to a backward; that of a ring loop has forward exchanges of its own."""
+    return entry.signature.phase.endswith("backward") or " backward" in entry.signature.op
+
+
+_LEFT_OUT = (
+    "\nOne of them leaves a backward out: call backward() on every rank, on a loss that is tied"
+    " to its exchanges: loss = exchange.join(loss)"
+)
