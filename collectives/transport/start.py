@@ -137,7 +137,7 @@ class _Start:
         store = PrefixStore(f"RawDDPAdapter/{restart_count(os.environ)}", place.store)
         facts = Facts(launch.rank, launch.size, job=find_job(os.environ), torch=torch.__version__)
         try:
-            generation = greet(
+            greeting = greet(
                 cast("StoreLike", store),
                 facts,
                 timeout=min(_RIVAL_S, watch.left()) if place.taken else watch.left(),
@@ -151,7 +151,7 @@ class _Start:
             raise ContextError(f"RawDDPAdapter: {error}{at}") from error
         if place.taken:
             raise ContextError(place.taken)
-        return PrefixStore(str(generation), store)
+        return PrefixStore(str(greeting.generation), store)
 
     def _connect(self, store: Store) -> None:
         self.watch.awaited = f"all ranks to connect over {self.backend or 'the default backend'}"
