@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from . import flight_record
+from . import doctor, flight_record
 
 __all__ = ["main"]
 
@@ -29,6 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             help="say who was where when an exchange failed",
             description="Read the flight records that the ranks of a job have left, and say who was"
             " where: who ran another exchange than the rest, who is behind, who is missing.",
+        )
+    )
+    doctor.define(
+        commands.add_parser(
+            "doctor",
+            help="say what keeps ranks from starting or exchanging, and what to do",
+            description="Look at this process, its host and its network, start two ranks for a"
+            " self-test, and say what is wrong and what to do. Started by a launcher (torchrun,"
+            " srun, mpirun) it reports all ranks of the job at once. With a log it says what is"
+            " known of the errors in it. Exit status 1: there is a problem.",
         )
     )
     chosen = parser.parse_args(arguments)

@@ -1,0 +1,37 @@
+"""What the doctor finds: what is wrong, what to do, and where it has been seen before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Finding", "Severity", "sorted_by_severity"]
+
+Severity = Literal["problem", "warning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or will be.
+
+    Args:
+        severity: A "problem" keeps ranks from starting or exchanging; a "warning" may.
+        title: What is wrong, in a line.
+        remedy: What to do, beginning with a verb.
+        detail: What comes of it; "" where the title says it all.
+        see: Public reports of the same, or documentation.
+        ranks: That have it; () where there is one process only.
+    """
+
+    severity: Severity
+    title: str
+    remedy: str
+    detail: str = ""
+    see: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+def sorted_by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the problems first, each kind in its order."""
+    return sorted(findings, key=lambda finding: finding.severity != "problem")
