@@ -8,12 +8,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 from ..doctor.checks import check
-from ..doctor.findings import Finding, sorted_by_severity
+from ..doctor.findings import Finding, without_echoes
 from ..doctor.logs import Reading, explain, read_log
 from ..doctor.looking import look
 from ..doctor.rank import RankReport
@@ -65,20 +66,21 @@ def _run(chosen: argparse.Namespace) -> int:
     log = chosen.log or chosen.log_option
     if log is not None:
         return _read(log, as_json=chosen.json)
-    with Progress(_NAME) as progress:
-        launch = find_launch(os.environ)
+    launch = find_launch(os.environ)
+    several = launch is not None and launch.size > 1 and not chosen.no_self_test
+    with Progress(_NAME) as progress, until_ended() if several else nullcontext():
         if launch is not None and launch.rank:
             progress.silence()  # rank 0 speaks for all
         progress.tell("looking at this process, its host and its network", 0.0)
         found = look(os.environ)
-        if launch is not None and launch.size > 1 and not chosen.no_self_test:
+        if launch is not None and several:
             return _together(launch, found, chosen, progress)
         findings = check(found)
         test = None if chosen.no_self_test else run_pair(os.environ, chosen.timeout, progress.tell)
     if test is not None and test.trial.error:
         what = "two ranks on this host cannot exchange"
         error = "\n".join(filter(None, (test.trial.error, test.output)))
-        findings = sorted_by_severity([*findings, explain(what, error)])
+        findings = without_echoes(findings, [explain(what, error)])
     return _report(found, findings, test, as_json=chosen.json)
 
 
@@ -132,26 +134,24 @@ def _together(
     job = Job(launch, report)
     _end_at_last(3 * chosen.timeout + _SPARE)
     trouble = ""
-    with until_ended():
-        try:
-            meet(launch, job, report, seconds=chosen.timeout, tell=progress.tell)
-        except CollectivesError as error:
-            trouble = str(error)
-        except Ended:
-            trouble = "" if launch.rank == 0 else "the launcher ended this rank"
+    try:
+        meet(launch, job, report, seconds=chosen.timeout, tell=progress.tell)
+    except CollectivesError as error:
+        trouble = str(error)
+    except Ended:  # since another rank failed; what rank 0 knows by now is worth a report
+        trouble = "" if launch.rank == 0 else "the launcher ended this rank"
     progress.close()
     if launch.rank == 0:
-        _leave(_report_job(found, job, trouble, as_json=chosen.json))
+        job.trouble = trouble
+        _leave(_report_job(found, job, as_json=chosen.json))
     if trouble:
         _report_lonely_rank(launch, report, trouble)
     _leave(int(bool(trouble)))
     return 1
 
 
-def _report_job(found: Snapshot, job: Job, trouble: str, *, as_json: bool) -> int:
+def _report_job(found: Snapshot, job: Job, *, as_json: bool) -> int:
     findings = job.findings()
-    if trouble:
-        findings = sorted_by_severity([*findings, explain("the ranks cannot meet", trouble)])
     reports = [job.reports[rank] for rank in sorted(job.reports)]
     facts = sections(found)
     if as_json:
@@ -172,7 +172,7 @@ def _report_job(found: Snapshot, job: Job, trouble: str, *, as_json: bool) -> in
 def _report_lonely_rank(launch: Launch, report: RankReport, trouble: str) -> None:
     """Say on stderr what rank 0 will not hear of, then let rank 0 speak first."""
     finding = explain(f"rank {launch.rank} cannot tell rank 0 what it found", trouble)
-    findings = sorted_by_severity([*report.findings, finding])
+    findings = without_echoes(report.findings, [finding])
     lines = [*_head(report.facts["host"]), summary(findings, ""), ()]
     show([*lines, *findings_lines(findings, screen_width())], sys.stderr)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding", "Severity", "sorted_by_severity"]
+__all__ = ["Finding", "Severity", "sorted_by_severity", "without_echoes"]
 
 Severity = Literal["problem", "warning"]
 
@@ -22,6 +22,7 @@ class Finding:
         detail: What comes of it; "" where the title says it all.
         see: Public reports of the same, or documentation.
         ranks: That have it; () where there is one process only.
+        topic: The name in the catalogue of known texts of the error that comes of it; "" for none.
     """
 
     severity: Severity
@@ -30,8 +31,21 @@ class Finding:
     detail: str = ""
     see: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    topic: str = ""
 
 
 def sorted_by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """Return the problems first, each kind in its order."""
     return sorted(findings, key=lambda finding: finding.severity != "problem")
+
+
+def without_echoes(findings: Iterable[Finding], errors: Iterable[Finding]) -> list[Finding]:
+    """Return the findings, and those errors that do not just come of one of them.
+
+    Args:
+        findings: Of checks.
+        errors: Of what was tried, recognised by their texts.
+    """
+    found = list(findings)
+    topics = {finding.topic for finding in found if finding.topic}
+    return sorted_by_severity([*found, *(one for one in errors if one.topic not in topics)])

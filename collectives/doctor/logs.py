@@ -142,10 +142,15 @@ def explain(what: str, error: str) -> Finding:
     text = " ".join(error.split())
     known = recognise(text)
     if known is None:
-        return Finding(
-            "problem", what, "see the text; it says what was expected and what to do", text
-        )
-    return Finding("problem", f"{what}: {_lowered(known.title)}", known.remedy, text, known.see)
+        return Finding("problem", what, "do what the text says", text)
+    return Finding(
+        "problem",
+        f"{what}: {_lowered(known.title)}",
+        known.remedy,
+        text,
+        known.see,
+        topic=known.name,
+    )
 
 
 def _lowered(title: str) -> str:

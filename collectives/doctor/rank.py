@@ -109,6 +109,7 @@ def _finding(found: Mapping[str, object]) -> Finding:
         str(found["detail"]),
         tuple(map(str, see)),
         tuple(map(int, ranks)),
+        str(found["topic"]),
     )
 
 

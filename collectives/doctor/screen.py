@@ -24,6 +24,7 @@ Style = Literal["", "title", "problem", "warning", "good", "label", "remedy", "s
 _MARGIN = 9  # columns of PROBLEM and WARNING
 _LABEL = 19
 _NARROW = 60
+_HARD = "\xa0"  # a space that no line is broken at
 
 
 class Span(NamedTuple):
@@ -63,7 +64,7 @@ def findings_lines(findings: Iterable[Finding], width: int, size: int = 1) -> It
     """
     for finding in findings:
         some = finding.ranks and len(finding.ranks) < size
-        where = f" ({ranks_in_words(finding.ranks)})" if some else ""
+        where = f" ({ranks_in_words(finding.ranks).replace(chr(32), _HARD)})" if some else ""
         yield from _block(finding.severity.upper(), finding.title + where, finding.severity, width)
         yield from _answer(finding.detail, finding.remedy, finding.see, width)
         yield ()
@@ -104,7 +105,7 @@ def ranks_lines(
 
 def _rank_line(cells: list[str], row: Sequence[str], keep: list[int], *, head: bool) -> Line:
     style: Style = "label" if head else ""
-    result: Style = style or ("good" if row[4] == "right" else "problem")
+    result: Style = style or ("good" if row[4] == "ok" else "problem")
     spans = [Span(cell, result if i == 4 else style) for cell, i in zip(cells, keep, strict=True)]
     return tuple(part for span in spans for part in (span, Span("  ")))[:-1]
 
@@ -117,7 +118,7 @@ def _rank_row(report: RankReport) -> tuple[str, ...]:
     elif trial.error:
         ended = ("failed", "", "")
     else:
-        ended = ("right", duration(trial.small), f"{trial.bandwidth / 1e9:.2g} GB/s")
+        ended = ("ok", duration(trial.small), f"{trial.bandwidth / 1e9:.2g} GB/s")
     at = facts.get("interface", "")
     return (str(report.rank), facts.get("host", "?"), device, at, *ended)
 
@@ -157,7 +158,8 @@ def _block(label: str, text: str, style: Style, width: int) -> Iterator[Line]:
         label = ""
     wrapped = textwrap.wrap(text, max(20, width - margin), break_on_hyphens=False) or [""]
     for number, part in enumerate(wrapped):
-        yield Span(label.ljust(margin) if number == 0 else " " * margin, shown), Span(part, style)
+        head = label.ljust(margin) if number == 0 else " " * margin
+        yield Span(head, shown), Span(part.replace(_HARD, " "), style)
 
 
 def _row(label: str, value: str, margin: int, width: int) -> Iterator[Line]:

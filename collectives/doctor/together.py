@@ -18,8 +18,8 @@ from ..launcher import Launch
 from ..record.words import ranks_in_words
 from ..transport.bulletin import Bulletin, bulletin
 from .checks import differences
-from .findings import Finding, sorted_by_severity
-from .logs import explain
+from .findings import Finding, without_echoes
+from .logs import explain, recognise
 from .rank import RankReport, Trial
 
 __all__ = ["Ended", "Job", "meet", "merged", "until_ended"]
@@ -58,10 +58,13 @@ class Job:
     def __init__(self, launch: Launch, report: RankReport) -> None:
         self.launch = launch
         self.reports: dict[int, RankReport] = {report.rank: report}
+        self.trouble = ""  # why the ranks cannot even meet
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have not told anything."""
+        """The ranks that could have told something, and have not."""
+        if self.trouble:
+            return []
         return [rank for rank in range(self.launch.size) if rank not in self.reports]
 
     def read(self, notes: dict[int, str]) -> None:
@@ -71,8 +74,10 @@ class Job:
     def findings(self) -> list[Finding]:
         """Return what all ranks found, each finding once, and what they differ in."""
         reports = [self.reports[rank] for rank in sorted(self.reports)]
+        if self.trouble:  # so nobody could report
+            return without_echoes(merged(reports), [explain("the ranks cannot meet", self.trouble)])
         found = [*_of_absent(self), *differences(reports), *merged(reports)]
-        return sorted_by_severity([*found, *_of_trials(reports)])
+        return without_echoes(found, _of_trials(reports, absent=bool(self.missing)))
 
 
 def _read(rank: int, text: str) -> RankReport:
@@ -157,17 +162,23 @@ def _of_absent(job: Job) -> Iterator[Finding]:
             f"{who} of {job.launch.size} did not report",
             "see the output of these ranks: they did not start, ended, or cannot reach rank 0"
             " (wrong MASTER_ADDR or MASTER_PORT, a firewall)",
-            ranks=tuple(job.missing),
         )
 
 
-def _of_trials(reports: Sequence[RankReport]) -> Iterator[Finding]:
-    """Yield why the exchange failed, one finding for those ranks that say the same."""
-    ranks_of: dict[str, list[int]] = {}
+def _of_trials(reports: Sequence[RankReport], *, absent: bool) -> Iterator[Finding]:
+    """Yield why the exchange failed: once for all ranks that say the same.
+
+    Args:
+        reports: Of the ranks.
+        absent: Others did not report: that these waited for them needs no finding of its own.
+    """
+    errors: dict[str, dict[int, str]] = {}
     for report in reports:
-        if report.trial is not None and report.trial.error:
-            ranks_of.setdefault(report.trial.error, []).append(report.rank)
-        elif report.trial is None:
-            ranks_of.setdefault("it did not come to an end", []).append(report.rank)
-    for error, ranks in ranks_of.items():
-        yield replace(explain("the ranks cannot exchange", error), ranks=tuple(ranks))
+        error = "it did not come to an end" if report.trial is None else report.trial.error
+        known = recognise(error)
+        follows = report.trial is None or (known is not None and known.name == "absent-rank")
+        if error and not (absent and follows):
+            errors.setdefault(error if known is None else known.name, {})[report.rank] = error
+    for by_rank in errors.values():
+        first = min(by_rank.values(), key=lambda error: "[told to " in error)  # who knows it itself
+        yield replace(explain("the ranks cannot exchange", first), ranks=tuple(by_rank))

@@ -25,6 +25,7 @@ def address_that_is_no_host(found: Snapshot) -> Iterator[Finding]:
             "correct it, or give the numeric address of rank 0's host",
             "torch waits for it until its timeout, 30 minutes by default.",
             ("pytorch/elastic#31",),
+            topic="address-unknown",
         )
 
 
@@ -59,6 +60,7 @@ def address_of_another_host(found: Snapshot) -> Iterator[Finding]:
             " interface of this host has",
             "set MASTER_ADDR to an address of this host, or start rank 0 where it points to",
             "The others wait there for a rank 0 that does not come.",
+            topic="absent-rank",
         )
 
 
@@ -96,6 +98,7 @@ def port_that_is_taken(found: Snapshot) -> Iterator[Finding]:
             "rank 0 would fail: EADDRINUSE, address already in use. Often a job that has not ended,"
             " or two jobs on one host.",
             ("Lightning-AI/pytorch-lightning#2537", "optuna/optuna#1765"),
+            topic="address-in-use",
         )
 
 

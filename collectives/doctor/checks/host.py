@@ -75,6 +75,7 @@ def fewer_devices_than_processes(found: Snapshot) -> Iterator[Finding]:
             " CUDA_VISIBLE_DEVICES",
             "torch says: CUDA error: invalid device ordinal.",
             ("tatsu-lab/stanford_alpaca#67",),
+            topic="device-ordinal",
         )
 
 

@@ -30,6 +30,7 @@ def half_a_launch(found: Snapshot) -> Iterator[Finding]:
         " what a script has left behind",
         "torch says: environment variable RANK (or WORLD_SIZE) expected, but not set."
         + (of_lightning if lightning else ""),
+        topic="no-environment",
     )
 
 
@@ -47,6 +48,7 @@ def no_address(found: Snapshot) -> Iterator[Finding]:
             f"set {' and '.join(missing)} to an address of rank 0 that all ranks can reach and a"
             f" free port there, the same on all ranks; or {_TORCHRUN}",
             f"torch says: environment variable {missing[0]} expected, but not set.",
+            topic="no-address",
         )
 
 

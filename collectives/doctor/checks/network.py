@@ -58,6 +58,7 @@ def interface_that_is_none(found: Snapshot) -> Iterator[Finding]:
             f"set it to one of {_usable(found)}, or leave it out",
             f"gloo says: Unable to find address for: {name}",
             ("aws-samples/aws-do-eks#51", "AMD-AGI/Primus#1063"),
+            topic="gloo-interface",
         )
 
 
@@ -101,6 +102,7 @@ def name_without_a_usable_address(found: Snapshot) -> Iterator[Finding]:
         "gloo gives that address, or the loopback, to the other ranks: connectFullMesh failed,"
         " connection refused, remote=[127.0.0.1].",
         _FALLBACK,
+        topic="gloo-full-mesh",
     )
 
 
@@ -163,6 +165,7 @@ def encrypted_transport(found: Snapshot) -> Iterator[Finding]:
             f"GLOO_DEVICE_TRANSPORT={transport} is set",
             "unset it, and keep the traffic to a network that you trust",
             "torch's wheels are built without it: makeDeviceForHostname(): unsupported gloo device",
+            topic="gloo-tls",
         )
 
 

@@ -23,6 +23,7 @@ def torch_without_gloo(found: Snapshot) -> Iterator[Finding]:
             "install a wheel from pytorch.org, or build torch with USE_GLOO=1",
             "Tensors on the CPU cannot be exchanged. torch says: Distributed package doesn't have"
             " Gloo built in.",
+            topic="gloo-built-in",
         )
 
 
