@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..doctor.checks import check
 from ..doctor.findings import Finding, without_echoes
-from ..doctor.logs import Reading, explain, read_log
+from ..doctor.logs import explain, read_log
 from ..doctor.looking import look
 from ..doctor.rank import RankReport
 from ..doctor.screen import (
@@ -211,22 +211,12 @@ def _read(name: str, *, as_json: bool) -> int:
     if as_json:
         found = [{"line": s.number, "times": s.count, "text": s.line, **asdict(s.known)}
                  for s in reading.seen]  # fmt: skip
-        say(json.dumps({"ok": not found, "lines": reading.lines, "known": found}, indent=2))
-        return int(bool(found))
-    show([*_head_of_log(name, reading), (), *log_lines(reading, screen_width())])
-    return int(bool(reading.seen))
-
-
-def _head_of_log(name: str, reading: Reading) -> list[Line]:
-    title = "stdin" if name == "-" else name
-    count = f"{reading.lines:,} line{'s' if reading.lines != 1 else ''}"
-    head = [(Span(title, "title"), Span(f"  {count}", "label"))]
-    if not reading.seen:
-        return [*head, (Span("No known error in it", "good"),)]
-    what = f"{len(reading.seen)} known error{'s' if len(reading.seen) > 1 else ''}"
-    if not reading.has_cause:
-        what += ", all of which follow from another: look for the cause in the other ranks' output"
-    return [*head, (Span(what, "problem"),)]
+        say(
+            json.dumps({"ok": not reading.errors, "lines": reading.lines, "known": found}, indent=2)
+        )
+        return int(bool(reading.errors))
+    show([*log_lines("stdin" if name == "-" else name, reading, screen_width())])
+    return int(bool(reading.errors))
 
 
 def _seconds(text: str) -> float:

@@ -2,7 +2,7 @@
 
 The texts are data: ``known_texts.json``, a list of what is known by which texts (``*`` is anything
 within a line), what it means, what to do, and where it was reported. A *consequence* is the text of
-a rank that another one has let down: the cause is elsewhere.
+a rank that another one has let down: the cause is elsewhere. A *hint* does harm in some jobs only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = ["Known", "Reading", "Seen", "explain", "known_texts", "read_log", "re
 _LONGEST_LINE = 4000  # characters that are looked at
 _ESCAPE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _LONGEST_QUOTE = 300
+_KINDS = ("cause", "hint", "consequence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Known:
 
     Args:
         name: Of it.
-        kind: Whether it is where the trouble begins.
+        kind: Whether it is where the trouble begins, may be, or is not.
         texts: Any of which is in a line; ``*`` stands for anything.
         title: What is wrong.
         means: What comes of it, or how it comes about; "" where the title says it all.
@@ -39,7 +40,7 @@ class Known:
     """
 
     name: str
-    kind: Literal["cause", "consequence"]
+    kind: Literal["cause", "hint", "consequence"]
     texts: tuple[str, ...]
     title: str
     means: str
@@ -73,7 +74,7 @@ class Reading:
     """What a log says.
 
     Args:
-        seen: Causes first, each kind in the order of their first lines.
+        seen: Causes first, consequences last, each kind in the order of their first lines.
         lines: That were read.
     """
 
@@ -81,8 +82,13 @@ class Reading:
     lines: int
 
     @property
+    def errors(self) -> int:
+        """How many of them are more than hints."""
+        return sum(seen.known.kind != "hint" for seen in self.seen)
+
+    @property
     def has_cause(self) -> bool:
-        """Whether something in it is more than a consequence."""
+        """Whether one of them is where the trouble begins."""
         return any(seen.known.kind == "cause" for seen in self.seen)
 
 
@@ -101,8 +107,8 @@ def known_texts() -> tuple[Known, ...]:
 
 def recognise(line: str) -> Known | None:
     """Return what is known by a line; the first of the catalogue."""
-    shown = line[:_LONGEST_LINE]
-    if not _any_text().search(shown):
+    shown = line[:_LONGEST_LINE].lower()
+    if not any(part in shown for part in _parts()):
         return None
     return next((known for known, pattern in _patterns() if pattern.search(shown)), None)
 
@@ -128,7 +134,7 @@ def read_log(lines: Iterable[str]) -> Reading:
             seen[known.name].count += 1
         else:
             seen[known.name] = Seen(known, number, _tidied(line))
-    order = sorted(seen.values(), key=lambda one: (one.known.kind != "cause", one.number))
+    order = sorted(seen.values(), key=lambda one: (_KINDS.index(one.known.kind), one.number))
     return Reading(tuple(order), number)
 
 
@@ -165,13 +171,14 @@ def _patterns() -> tuple[tuple[Known, re.Pattern[str]], ...]:
 
 
 @cache
-def _any_text() -> re.Pattern[str]:
-    """Return a pattern that most lines of a log do not match: one search instead of eighty."""
-    return _pattern(text for known in known_texts() for text in known.texts)
+def _parts() -> tuple[str, ...]:
+    """Return a part of each text: most lines of a log have none, and are done with at once."""
+    texts = (text for known in known_texts() for text in known.texts)
+    return tuple({max(text.lower().split("*"), key=len) for text in texts})
 
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(_escaped(text) for text in texts), re.IGNORECASE)
+    return re.compile("|".join(_escaped(text.lower()) for text in texts))
 
 
 def _escaped(text: str) -> str:

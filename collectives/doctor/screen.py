@@ -24,6 +24,8 @@ Style = Literal["", "title", "problem", "warning", "good", "label", "remedy", "s
 _MARGIN = 9  # columns of PROBLEM and WARNING
 _LABEL = 19
 _NARROW = 60
+_LABELS = {"cause": "ALSO", "hint": "MAYBE", "consequence": "FOLLOWS"}
+_LOUD = ("PROBLEM", "WARNING", "CAUSE", *_LABELS.values())
 _HARD = "\xa0"  # a space that no line is broken at
 
 
@@ -123,8 +125,13 @@ def _rank_row(report: RankReport) -> tuple[str, ...]:
     return (str(report.rank), facts.get("host", "?"), device, at, *ended)
 
 
-def log_lines(reading: Reading, width: int) -> Iterator[Line]:
+def log_lines(name: str, reading: Reading, width: int) -> Iterator[Line]:
     """Yield what is known in a log, the likely cause first."""
+    count = f"{reading.lines:,} line{'s' if reading.lines != 1 else ''}"
+    yield Span(name, "title"), Span(f"  {count}", "label")
+    for part in textwrap.wrap(_what_a_log_says(reading), width):
+        yield (Span(part, "problem" if reading.errors else "good"),)
+    yield ()
     for number, seen in enumerate(reading.seen):
         first = number == 0 and reading.has_cause
         yield from _seen(seen, width, label="CAUSE" if first else "")
@@ -133,9 +140,20 @@ def log_lines(reading: Reading, width: int) -> Iterator[Line]:
         yield ()
 
 
+def _what_a_log_says(reading: Reading) -> str:
+    number = reading.errors
+    if not number:
+        return "No known error in it"
+    what = f"{number} known error{'s' if number > 1 else ''}"
+    if reading.has_cause:
+        return what
+    follow = "which follows" if number == 1 else "all of which follow"
+    return f"{what}, {follow} from another: look for the cause in the other ranks' output"
+
+
 def _seen(seen: Seen, width: int, label: str) -> Iterator[Line]:
     style: Style = "problem" if seen.known.kind == "cause" else "warning"
-    label = label or ("ALSO" if seen.known.kind == "cause" else "FOLLOWS")
+    label = label or _LABELS[seen.known.kind]
     yield from _block(label, seen.known.title, style, width)
     times = f"line {seen.number}" + (f" and {seen.count - 1} more" if seen.count > 1 else "")
     yield from _block("", f"{times}: {seen.line}", "label", width)
@@ -151,7 +169,7 @@ def _answer(detail: str, remedy: str, see: Sequence[str], width: int) -> Iterato
 
 def _block(label: str, text: str, style: Style, width: int) -> Iterator[Line]:
     """Yield text beside its label, or under it where there is no room."""
-    shown: Style = style if label in ("PROBLEM", "WARNING", "CAUSE", "ALSO", "FOLLOWS") else "label"
+    shown: Style = style if label in _LOUD else "label"
     margin = _MARGIN if width >= _NARROW else 2
     if margin < _MARGIN and label.strip():
         yield (Span(label.strip(), shown),)
