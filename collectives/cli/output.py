@@ -63,15 +63,17 @@ def screen_width() -> int:
 def show(lines: Sequence[Line], stream: TextIO | None = None) -> None:
     """Print styled lines, in colour where rich is installed and the terminal has colours."""
     stream = sys.stdout if stream is None else stream
+    while lines and not lines[-1]:
+        lines = lines[:-1]
     try:
         from rich.console import Console
         from rich.text import Text
     except ImportError:
-        say(plain(lines).rstrip(), stream)
+        say(plain(lines), stream)
         return
     console = Console(file=stream, soft_wrap=True, highlight=False)
     if not console.is_terminal:
-        say(plain(lines).rstrip(), stream)
+        say(plain(lines), stream)
         return
     styled = [[(printable(span.text), _COLOURS[span.style]) for span in line] for line in lines]
     console.print(Text("\n").join(Text.assemble(*line) for line in styled))
