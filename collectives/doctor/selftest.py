@@ -65,14 +65,20 @@ def run_pair(
     known |= {"OMP_NUM_THREADS": "1", "COLLECTIVES_FLIGHT_RECORD": "off"}
     run, lines = _Run(time.monotonic()), queue.Queue[tuple[int, str]]()
     ranks = [_start(rank, job, timeout, known) for rank in range(2)]
+    pumps = [
+        threading.Thread(target=_pump, args=(rank, process, lines), daemon=True)
+        for rank, process in enumerate(ranks)
+    ]
     try:
-        for rank, process in enumerate(ranks):
-            threading.Thread(target=_pump, args=(rank, process, lines), daemon=True).start()
+        for pump in pumps:
+            pump.start()
         _follow(run, lines, run.begun + _START + 2 * timeout, tell)
     finally:
         for process in ranks:
             process.kill()
             process.wait()
+        for pump in pumps:
+            pump.join(_AFTER)
     return _conclude(run)
 
 
@@ -93,8 +99,9 @@ def _start(
 
 def _pump(rank: int, process: subprocess.Popen[str], lines: queue.Queue[tuple[int, str]]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        lines.put((rank, line))
+    with process.stdout as output:
+        for line in output:
+            lines.put((rank, line))
     lines.put((rank, ""))  # it has ended
 
 
@@ -133,7 +140,7 @@ def _conclude(run: _Run) -> PairTest:
     started = max(run.imported.values(), default=0.0)
     output = "\n".join(run.lines)
     failed = next((trial for trial in run.trials.values() if trial.error), None)
-    silent = [rank for rank in range(2) if rank not in run.trials]
+    silent = sorted({0, 1} - run.trials.keys(), key=lambda rank: rank not in run.ended)
     if failed is not None:
         return PairTest(failed, started, output)
     if silent:

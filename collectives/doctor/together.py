@@ -174,7 +174,7 @@ def _of_trials(reports: Sequence[RankReport], *, absent: bool) -> Iterator[Findi
     """
     errors: dict[str, dict[int, str]] = {}
     for report in reports:
-        error = "it did not come to an end" if report.trial is None else report.trial.error
+        error = "it did not come to an end in time" if report.trial is None else report.trial.error
         known = recognise(error)
         follows = report.trial is None or (known is not None and known.name == "absent-rank")
         if error and not (absent and follows):

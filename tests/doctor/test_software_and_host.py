@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +161,30 @@ def test_a_torch_that_is_not_enough_is_refused_before_anything_is_imported(
 ) -> None:
     said = what_is_missing(version, distributed=distributed)
     assert (missing in said) if missing else said == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "available", "said"),
+    [
+        ("1.13.1", True, "needs torch 2.4 or newer, got 1.13.1"),
+        ("2.13.0", False, "USE_DISTRIBUTED=0"),
+    ],
+)
+def test_the_import_says_what_is_missing_in_torch(
+    version: str, said: str, tmp_path: Path, *, available: bool
+) -> None:
+    (tmp_path / "torch").mkdir()
+    stub = f"from . import distributed\n__version__ = {version!r}\n"
+    (tmp_path / "torch" / "__init__.py").write_text(stub)
+    (tmp_path / "torch" / "distributed.py").write_text(f"def is_available(): return {available}")
+    done = subprocess.run(
+        [sys.executable, "-c", "import collectives"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1].startswith("ImportError: torch-collectives needs")
+    assert said in done.stderr

@@ -33,7 +33,7 @@ def differences(reports: Sequence[RankReport]) -> list[Finding]:
 def _facts_that_differ(reports: Sequence[RankReport]) -> Iterator[Finding]:
     for fact, remedy in _REMEDIES.items():
         by_value: dict[str, list[int]] = defaultdict(list)
-        for report in reports:
+        for report in (report for report in reports if report.facts):
             by_value[report.facts.get(fact, "")].append(report.rank)
         if len(by_value) > 1:
             said = "; ".join(f"{v or 'none'} on {ranks_in_words(r)}" for v, r in by_value.items())
