@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from collectives.doctor.checks import check
 from collectives.doctor.findings import Finding, sorted_by_severity, without_echoes
 from collectives.doctor.logs import read_log
 from collectives.doctor.rank import RankReport, Trial
@@ -17,9 +21,13 @@ from collectives.doctor.screen import (
 )
 from collectives.doctor.selftest import PairTest
 from collectives.doctor.snapshot import Interface, Lookup, Port, Torch
+from collectives.doctor.together import Job
 from collectives.doctor.wording import duration, rank_facts, sections, selftest_section
+from collectives.launcher import Launch
 from tests.support.snapshots import HEALTHY, LO, TORCHRUN, with_environ
 
+README = Path(__file__).parents[2] / "README.md"
+ETH0 = Interface("eth0", ("10.0.0.7",))
 PROBLEM = Finding(
     "problem", "MASTER_PORT=29500 is in use", "choose another", "EADDRINUSE.", ("a/b#1",)
 )
@@ -140,3 +148,24 @@ def test_the_self_test_says_how_long_what_took() -> None:
         == "failed: see above"
     )
     assert duration(0.0123) == "12 ms"
+
+
+def test_the_readme_shows_what_the_doctor_prints() -> None:
+    facts = {"host": "gpu07", "name": Lookup("gpu07", ("10.0.0.7",)), "interfaces": (LO, ETH0)}
+    failed = Trial(error="ContextError: Unable to find address for: eth7")
+    reports = []
+    for rank in range(2):
+        environ = {
+            **TORCHRUN,
+            "RANK": str(rank),
+            **({"GLOO_SOCKET_IFNAME": "eth7"} if rank else {}),
+        }
+        snapshot = with_environ(environ, **facts)
+        reports.append(RankReport(rank, rank_facts(snapshot), tuple(check(snapshot)), failed))
+    job = Job(Launch("torchrun", 0, 2, 0, 0, one_host=True, job=""), reports[0])
+    job.reports[1] = reports[1]
+    found = job.findings()
+    lines = [summary(found, ""), (), *findings_lines(found, 80, 2), *ranks_lines(reports, [], 80)]
+    blocks = re.findall(r"```text\n(.*?)```", README.read_text(), re.DOTALL)
+    (shown,) = (block for block in blocks if block.startswith("torch-collectives doctor"))
+    assert shown.split("\n", 1)[1].strip() == plain(lines).strip()
