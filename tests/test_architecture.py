@@ -22,7 +22,7 @@ PURE = (
     *("facts", "header", "line", "edges", "strips", "windows"),
 )
 
-# The worker is a launcher: it makes the groups of test ranks. Requirements ask whether there is any.
+# The worker is a launcher: it makes the groups of test ranks. Requirements ask if torch has any.
 SPEAKS_TO_TORCH_DISTRIBUTED = {
     "collectives/requirements.py",
     "collectives/runtime.py",

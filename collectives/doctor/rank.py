@@ -21,14 +21,12 @@ class Trial:
 
     Args:
         error: Why it failed; "" if it did not.
-        backend: That moved the bytes.
         joined: Seconds until the group was there.
         small: Seconds that a shift of 4 bytes takes, the median.
         large: Seconds that a shift of 1 MiB takes, the median.
     """
 
     error: str = ""
-    backend: str = ""
     joined: float = 0.0
     small: float = 0.0
     large: float = 0.0
@@ -115,4 +113,4 @@ def _finding(found: Mapping[str, object]) -> Finding:
 
 def _trial(found: Mapping[str, object]) -> Trial:
     joined, small, large = (float(str(found[name])) for name in ("joined", "small", "large"))
-    return Trial(str(found["error"]), str(found["backend"]), joined, small, large)
+    return Trial(str(found["error"]), joined, small, large)

@@ -26,6 +26,7 @@ _LABEL = 19
 _NARROW = 60
 _LABELS = {"cause": "ALSO", "hint": "MAYBE", "consequence": "FOLLOWS"}
 _LOUD = ("PROBLEM", "WARNING", "CAUSE", *_LABELS.values())
+_RESULTS: dict[str, Style] = {"ok": "good", "not tried": ""}
 _HARD = "\xa0"  # a space that no line is broken at
 
 
@@ -107,7 +108,7 @@ def ranks_lines(
 
 def _rank_line(cells: list[str], row: Sequence[str], keep: list[int], *, head: bool) -> Line:
     style: Style = "label" if head else ""
-    result: Style = style or ("good" if row[4] == "ok" else "problem")
+    result: Style = style or (_RESULTS.get(row[4], "problem"))
     spans = [Span(cell, result if i == 4 else style) for cell, i in zip(cells, keep, strict=True)]
     return tuple(part for span in spans for part in (span, Span("  ")))[:-1]
 
@@ -119,6 +120,8 @@ def _rank_row(report: RankReport) -> tuple[str, ...]:
         ended = ("did not end", "", "")
     elif trial.error:
         ended = ("failed", "", "")
+    elif not trial.small:
+        ended = ("not tried", "", "")
     else:
         ended = ("ok", duration(trial.small), f"{trial.bandwidth / 1e9:.2g} GB/s")
     at = facts.get("interface", "")

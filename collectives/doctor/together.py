@@ -88,7 +88,15 @@ def _read(rank: int, text: str) -> RankReport:
         return RankReport(rank, {}, (Finding("problem", str(error), remedy),))
 
 
-def meet(launch: Launch, job: Job, report: RankReport, *, seconds: float, tell: Tell) -> None:
+def meet(
+    launch: Launch,
+    job: Job,
+    report: RankReport,
+    *,
+    seconds: float,
+    tell: Tell,
+    exchange: bool = True,
+) -> None:
     """Tell rank 0 what this rank found, try an exchange, and tell how it went.
 
     Called by every rank of the job. Rank 0 returns with the reports of all others in ``job``, as
@@ -100,6 +108,7 @@ def meet(launch: Launch, job: Job, report: RankReport, *, seconds: float, tell: 
         report: Of this rank.
         seconds: To wait for each: rank 0, the group, and the other reports.
         tell: Is told, again and again, what is waited for and for how many seconds.
+        exchange: Whether to try one; the same on all ranks.
 
     Raises:
         CollectivesError: The ranks cannot meet.
@@ -112,7 +121,7 @@ def meet(launch: Launch, job: Job, report: RankReport, *, seconds: float, tell: 
     say("waiting for rank 0" if launch.rank else "opening the store")
     with bulletin(launch, seconds) as board:
         board.post("found", launch.rank, report.to_json())
-        trial = _try(launch, seconds, say)
+        trial = _try(launch, seconds, say) if exchange else Trial()
         report = replace(report, trial=trial)
         board.post("tried", launch.rank, report.to_json())
         if launch.rank == 0:

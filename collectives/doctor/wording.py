@@ -54,6 +54,7 @@ def rank_facts(found: Snapshot) -> dict[str, str]:
     """Return what rank 0 needs to know of a rank, for its table and to compare."""
     launch = find_launch(found.environ)
     devices, local = found.torch.devices, launch.local_rank if launch is not None else None
+    node = launch.node_rank if launch is not None else 0
     index = 0 if len(devices) == 1 or local is None else local
     kind = found.torch.accelerator
     visible = found.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -63,9 +64,9 @@ def rank_facts(found: Snapshot) -> dict[str, str]:
         "pid": str(os.getpid()),
         "size": str(launch.size if launch is not None else 1),
         "local rank": "" if local is None else str(local),
-        "device": f"{kind}" if kind else "cpu",
+        "device": kind or "cpu",
         "device name": devices[index] if index < len(devices) else "",
-        "device id": f"{found.host}:{at or index}" if kind and index < len(devices) else "",
+        "device id": f"{found.host}/{node}:{at or index}" if kind and index < len(devices) else "",
         "interface": gloo_choice(found)[0],
         "torch": found.torch.version,
         "torch-collectives": found.packages.get("torch-collectives", ""),

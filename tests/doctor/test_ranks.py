@@ -15,7 +15,7 @@ from collectives.errors import ArgumentError
 from collectives.launcher import Launch
 
 WRONG = Finding("problem", "wrong", "do it", "detail", ("a/b#1",), (), "topic")
-GOOD = Trial("", "gloo", 0.1, 0.2, 0.3)
+GOOD = Trial("", 0.1, 0.2, 0.3)
 FACTS = {"size": "3", "torch": "2.13.0", "device": "cpu"}
 
 

@@ -32,7 +32,7 @@ PROBLEM = Finding(
     "problem", "MASTER_PORT=29500 is in use", "choose another", "EADDRINUSE.", ("a/b#1",)
 )
 WARNING = Finding("warning", "little memory", "use more")
-GOOD = Trial("", "gloo", 0.02, 0.0001, 0.0005)
+GOOD = Trial("", 0.02, 0.0001, 0.0005)
 
 
 def test_problems_come_before_warnings_and_an_error_that_comes_of_one_is_left_out() -> None:
@@ -136,7 +136,7 @@ def test_gpus_and_their_links_are_counted() -> None:
     devices = dict(sections(found)[1].rows)
     assert devices["cuda"] == "8 x NVIDIA H200"
     assert devices["links"].startswith("28 x NV18")
-    assert rank_facts(found)["device id"] == "here:0"
+    assert rank_facts(found)["device id"] == "here/0:0"
 
 
 def test_the_self_test_says_how_long_what_took() -> None:

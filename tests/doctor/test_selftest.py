@@ -14,8 +14,8 @@ from collectives.doctor import selftest
 from collectives.doctor.pair import RESULT, STAGE
 from collectives.doctor.selftest import PairTest, run_pair
 
-GOOD = json.dumps({"error": "", "backend": "gloo", "joined": 0.1, "small": 0.2, "large": 0.3})
-BAD = json.dumps({"error": "refused", "backend": "", "joined": 0, "small": 0, "large": 0})
+GOOD = json.dumps({"error": "", "joined": 0.1, "small": 0.2, "large": 0.3})
+BAD = json.dumps({"error": "refused", "joined": 0, "small": 0, "large": 0})
 
 
 def instead(monkeypatch: pytest.MonkeyPatch, *programs: str) -> None:
@@ -30,11 +30,11 @@ def instead(monkeypatch: pytest.MonkeyPatch, *programs: str) -> None:
         )
 
     monkeypatch.setattr(selftest, "_start", start)
-    monkeypatch.setattr(selftest, "_AFTER", 0.5)
-    monkeypatch.setattr(selftest, "_START", 1.0)
+    monkeypatch.setattr(selftest, "_AFTER", 0.3)
+    monkeypatch.setattr(selftest, "_START", 0.3)
 
 
-def run(timeout: float = 0.5) -> tuple[PairTest, list[str], float]:
+def run(timeout: float = 0.2) -> tuple[PairTest, list[str], float]:
     begun = time.monotonic()
     told: list[str] = []
     test = run_pair(os.environ, timeout, lambda what, _: told.append(what))

@@ -87,12 +87,12 @@ def test_ranks_that_disagree_on_the_size_are_told(reported: Reported) -> None:
 
 
 def test_a_rank_that_does_not_come_is_told_in_time(reported: Reported) -> None:
-    found, _, took = reported({1: {ABSENT: "1"}}, seconds=1.5)[0]
+    found, _, took = reported({1: {ABSENT: "1"}}, seconds=0.8)[0]
     assert found == [("rank 1 of 2 did not report", ())]
     assert took < 15
 
 
 def test_a_rank_that_cannot_reach_rank_0_says_so_itself(reported: Reported) -> None:
-    results = reported({1: {"MASTER_PORT": "9"}}, seconds=1.5)
+    results = reported({1: {"MASTER_PORT": "9"}}, seconds=0.8)
     assert results[0][0] == [("rank 1 of 2 did not report", ())]
     assert results[1][0] == [("the ranks cannot meet: rank 0 cannot be reached", ())]
