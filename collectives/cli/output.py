@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TextIO
 
-from ..doctor.screen import Line, Style, plain
+from ..doctor.screen import Line, Span, Style, plain
 
 __all__ = ["Progress", "complain", "printable", "say", "screen_width", "show"]
 
@@ -75,8 +75,20 @@ def show(lines: Sequence[Line], stream: TextIO | None = None) -> None:
     if not console.is_terminal:
         say(plain(lines), stream)
         return
-    styled = [[(printable(span.text), _COLOURS[span.style]) for span in line] for line in lines]
+    styled = [[piece for span in line for piece in _pieces(span)] for line in lines]
     console.print(Text("\n").join(Text.assemble(*line) for line in styled))
+
+
+def _pieces(span: Span) -> Iterator[tuple[str, str]]:
+    """Yield a span with its style in rich's words; public reports become links."""
+    text, style = printable(span.text), _COLOURS[span.style]
+    if span.style != "see":
+        yield text, style
+        return
+    for part in re.split(r"([\w.-]+/[\w.-]+#\d+)", text):
+        place, _, number = part.partition("#")
+        link = f" link https://github.com/{place}/issues/{number}" if number else ""
+        yield part, style + link
 
 
 class Progress:

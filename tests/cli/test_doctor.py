@@ -129,6 +129,14 @@ def test_a_terminal_gets_colours_and_no_escape_sequence_of_anybody_elses(
     assert terminal.getvalue() == "\x1b[1;31mPROBLEM\x1b[0m ?[2J[bold]no markup[/]\n"
 
 
+def test_public_reports_are_links_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    show([(Span("pytorch/gloo#511, a/b#1", "see"),)], terminal)
+    assert ";https://github.com/pytorch/gloo/issues/511\x1b\\" in terminal.getvalue()
+    assert terminal.getvalue().count("https://") == 2
+
+
 def test_a_file_or_a_python_without_rich_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     show(LINES, file)
