@@ -145,8 +145,9 @@ def explain(what: str, error: str) -> Finding:
         what: Goes wrong.
         error: Its text.
     """
-    text = " ".join(error.split())
-    known = recognise(text)
+    lines = [" ".join(line.split()) for line in error.splitlines()]
+    text = "\n".join(filter(None, lines))
+    known = recognise(" ".join(lines))
     if known is None:
         return Finding("problem", what, "do what the text says", text)
     return Finding(

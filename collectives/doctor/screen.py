@@ -163,8 +163,8 @@ def _seen(seen: Seen, width: int, label: str) -> Iterator[Line]:
 
 
 def _answer(detail: str, remedy: str, see: Sequence[str], width: int) -> Iterator[Line]:
-    if detail:
-        yield from _block("", detail, "", width)
+    for line in detail.splitlines():
+        yield from _block("", line, "", width)
     yield from _block("   do", remedy[:1].upper() + remedy[1:], "remedy", width)
     if see:
         yield from _block("   see", ", ".join(see), "see", width)

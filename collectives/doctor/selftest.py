@@ -22,7 +22,7 @@ _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "MAS
 _START = 60.0  # seconds for Python and torch to be there
 _AFTER = 3.0  # for the other rank, once one has failed
 _TICK = 0.1
-_TAIL = 20  # lines of output that are kept
+_TAIL = 8  # lines of output that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,11 @@ def run_pair(
 def _start(
     rank: int, job: str, timeout: float, environ: Mapping[str, str]
 ) -> subprocess.Popen[str]:
-    paths = [path for path in sys.path if path] + [os.getcwd()]  # noqa: PTH109 - text for a variable
+    # They import what this process imports, from wherever it was started.
+    paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109 - text for a variable
     return subprocess.Popen(
         [sys.executable, "-m", "collectives.doctor.pair", str(rank), job, str(timeout)],
-        env={**environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -158,8 +158,8 @@ def test_an_error_of_a_trial_is_answered_by_its_text_and_else_by_itself() -> Non
         == "two ranks cannot exchange: GLOO_SOCKET_IFNAME is no interface with an address"
     )
     assert finding.topic == "gloo-interface"
-    other = explain("two ranks cannot exchange", "ValueError: what arrived\n is wrong")
+    other = explain("two ranks cannot exchange", "ValueError: what  arrived\n\n is wrong")
     assert (other.title, other.detail) == (
         "two ranks cannot exchange",
-        "ValueError: what arrived is wrong",
+        "ValueError: what arrived\nis wrong",
     )
