@@ -22,6 +22,7 @@ class Finding:
         detail: What comes of it; "" where the title says it all.
         see: Public reports of the same, or documentation.
         ranks: That have it; () where there is one process only.
+        kind: The name of the check; "" for what no check has found.
         topic: The name in the catalogue of known texts of the error that comes of it; "" for none.
     """
 
@@ -32,6 +33,7 @@ class Finding:
     see: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     topic: str = ""
+    kind: str = ""
 
 
 def sorted_by_severity(findings: Iterable[Finding]) -> list[Finding]:

@@ -108,6 +108,7 @@ def _finding(found: Mapping[str, object]) -> Finding:
         tuple(map(str, see)),
         tuple(map(int, ranks)),
         str(found["topic"]),
+        str(found["kind"]),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -151,16 +152,28 @@ def _collect(board: Bulletin, job: Job, seconds: float, say: Callable[[str], Non
 
 
 def merged(reports: Sequence[RankReport]) -> list[Finding]:
-    """Return the findings of all ranks, each once, with the ranks that have it."""
-    ranks_of: dict[Finding, list[int]] = {}
+    """Return the findings of all ranks, each once, with the ranks that have it.
+
+    What one check found on several hosts is one finding, in the words of the first of them: a
+    thousand hosts have a thousand names.
+    """
+    same: dict[tuple[str, str, int], dict[int, Finding]] = {}
     for report in reports:
+        seen: Counter[tuple[str, str]] = Counter()
         for finding in report.findings:
-            ranks_of.setdefault(finding, []).append(report.rank)
-    alone = len(reports) == 1
-    return [
-        finding if alone else replace(finding, ranks=tuple(sorted(ranks)))
-        for finding, ranks in ranks_of.items()
-    ]
+            what = finding.severity, finding.kind or finding.title
+            same.setdefault((*what, seen[what]), {})[report.rank] = finding
+            seen[what] += 1
+    return [_of_all(by_rank) if len(reports) > 1 else by_rank[min(by_rank)]
+            for by_rank in same.values()]  # fmt: skip
+
+
+def _of_all(by_rank: dict[int, Finding]) -> Finding:
+    first = by_rank[min(by_rank)]
+    alike = [rank for rank, finding in by_rank.items() if finding != first]
+    detail = [first.detail, f"The like on {ranks_in_words(alike)}." if alike else ""]
+    ranks = tuple(sorted(by_rank))
+    return replace(first, ranks=ranks, detail="\n".join(filter(None, detail)))
 
 
 def _of_absent(job: Job) -> Iterator[Finding]:

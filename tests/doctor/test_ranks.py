@@ -14,7 +14,7 @@ from collectives.doctor.together import Job, merged
 from collectives.errors import ArgumentError
 from collectives.launcher import Launch
 
-WRONG = Finding("problem", "wrong", "do it", "detail", ("a/b#1",), (), "topic")
+WRONG = Finding("problem", "wrong", "do it", "detail", ("a/b#1",), (), "topic", "check")
 GOOD = Trial("", 0.1, 0.2, 0.3)
 FACTS = {"size": "3", "torch": "2.13.0", "device": "cpu"}
 
@@ -55,6 +55,19 @@ def test_a_rank_that_tells_nonsense_is_a_finding_and_no_error() -> None:
 def test_findings_that_ranks_share_are_told_once_with_their_ranks() -> None:
     found = merged([report(0), report(1, WRONG), report(2, WRONG)])
     assert found == [dataclasses.replace(WRONG, ranks=(1, 2))]
+
+
+def test_what_one_check_found_on_many_hosts_is_one_finding() -> None:
+    on = [
+        dataclasses.replace(WRONG, title=f"gpu{rank:02} is wrong", kind="name", detail="")
+        for rank in range(8)
+    ]
+    twice = dataclasses.replace(WRONG, title="another name is wrong", kind="name")
+    found = merged([report(rank, one) for rank, one in enumerate(on)] + [report(8, on[7], twice)])
+    assert [(f.title, f.detail, len(f.ranks)) for f in found] == [
+        ("gpu00 is wrong", "The like on ranks 1..8.", 9),
+        ("another name is wrong", "detail", 1),
+    ]
 
 
 def test_what_ranks_differ_in_is_told() -> None:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ..findings import Finding, sorted_by_severity
 from ..snapshot import Snapshot
@@ -30,4 +31,6 @@ CHECKS: tuple[Callable[[Snapshot], Iterator[Finding]], ...] = (
 
 def check(snapshot: Snapshot) -> list[Finding]:
     """Return all that is wrong, problems first."""
-    return sorted_by_severity(finding for one in CHECKS for finding in one(snapshot))
+    return sorted_by_severity(
+        replace(finding, kind=one.__name__) for one in CHECKS for finding in one(snapshot)
+    )
