@@ -49,5 +49,5 @@ def without_echoes(findings: Iterable[Finding], errors: Iterable[Finding]) -> li
         errors: Of what was tried, recognised by their texts.
     """
     found = list(findings)
-    topics = {finding.topic for finding in found if finding.topic}
+    topics = {one.topic for one in found if one.topic and one.severity == "problem"}
     return sorted_by_severity([*found, *(one for one in errors if one.topic not in topics)])
