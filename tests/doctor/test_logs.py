@@ -76,6 +76,19 @@ REAL = {
     " rank 1: process 41 on here and process 42 on here",
     "ranks-disagree": "collectives.errors.ContextError: RawDDPAdapter: hello: rank 1 and rank 0"
     " disagree: size 3 there, 2 here",
+    "group-gone": "ValueError: Group <ProcessGroup object at 0x7f> is not registered, please create"
+    " group with torch.distributed.new_group API",
+    "not-in-group": "ValueError: Global rank 0 is not part of group <ProcessGroup object>",
+    "dtensor": "NotImplementedError: Operator c10d.send.default does not have a sharding strategy"
+    " registered.",
+    "no-group-yet": "ContextError: no process group: the Trainer runs 2 processes, but"
+    " torch.distributed is not initialised in this one (rank 0 of 2); call setup() first",
+    "runtime-disagrees": "ContextError: the Trainer and torch.distributed disagree: the Trainer"
+    " says rank 0 of 1, torch.distributed says rank 1 of 2",
+    "time-limit": "slurmstepd: error: *** STEP 12.0 ON gpu07 CANCELLED AT 2026-11-30T20:00:00 DUE"
+    " TO TIME LIMIT ***",
+    "ended-by-torchrun": "W1130 20:43:14 api.py:1028] Sending process 32040 closing signal SIGTERM",
+    "child-failed": "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
     "absent-rank": "collectives.errors.ContextError: RawDDPAdapter: hello: rank 1 did not come"
     " within 8 s: 1 of 2 came",
     "mismatch": "collectives.errors.ExchangeMismatch: exchange #3 shift of 'kv': ranks differ",
