@@ -221,7 +221,7 @@ def _read(name: str, *, as_json: bool) -> int:
         if name == "-":
             reading = read_log(sys.stdin)
         else:
-            with Path(name).open(encoding="utf-8", errors="replace") as file:
+            with Path(name).open(encoding="utf-8", errors="replace", newline="\n") as file:
                 reading = read_log(file)
     except OSError as error:
         return complain(_NAME, f"{name}: {error.strerror or error}; give a log of the training")

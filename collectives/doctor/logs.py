@@ -127,13 +127,14 @@ def read_log(lines: Iterable[str]) -> Reading:
     seen: dict[str, Seen] = {}
     number = 0
     for number, line in enumerate(lines, start=1):
-        known = recognise(line)
-        if known is None:
-            continue
-        if known.name in seen:
-            seen[known.name].count += 1
-        else:
-            seen[known.name] = Seen(known, number, _tidied(line))
+        for part in line.split("\r"):  # a progress bar writes one line again and again
+            known = recognise(part)
+            if known is None:
+                continue
+            if known.name in seen:
+                seen[known.name].count += 1
+            else:
+                seen[known.name] = Seen(known, number, _tidied(part))
     order = sorted(seen.values(), key=lambda one: (_KINDS.index(one.known.kind), one.number))
     return Reading(tuple(order), number)
 

@@ -8,6 +8,7 @@ import platform
 import shutil
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -73,12 +74,15 @@ def find_torch() -> Torch:
     module = None if kind is None else torch.get_device_module(kind)
     count = 0 if module is None else module.device_count()
     named = getattr(module, "get_device_name", None)
+    devices: tuple[str, ...] = ()
+    with suppress(RuntimeError):  # a driver in trouble
+        devices = tuple(named(i) if named is not None else f"{kind}:{i}" for i in range(count))
     return Torch(
         version=str(torch.__version__),
         backends=tuple(sorted(available_backends())),
         cuda=torch.version.cuda or torch.version.hip or "",
         accelerator=kind or "",
-        devices=tuple(named(i) if named is not None else f"{kind}:{i}" for i in range(count)),
+        devices=devices,
     )
 
 

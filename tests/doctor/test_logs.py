@@ -157,6 +157,13 @@ def test_the_cause_comes_before_what_follows_from_it_wherever_it_stands() -> Non
     assert read_log([REAL["gloo-loopback"]]).errors == 0
 
 
+def test_a_progress_bar_hides_no_error_and_counts_as_one_line() -> None:
+    bar = "".join(f"epoch 1: {step}/500\r" for step in range(500))
+    (seen,) = read_log(["first", bar + REAL["killed"], "last"]).seen
+    assert (seen.known.name, seen.number) == ("killed", 2)
+    assert seen.line.startswith("traceback")
+
+
 def test_a_long_line_is_looked_at_and_quoted_in_part() -> None:
     reading = read_log(["\x1b[31m" + REAL["killed"] + "\x1b[0m " + "x" * 100_000])
     (seen,) = reading.seen

@@ -82,6 +82,14 @@ def test_a_gloo_interface_that_is_there_is_right(name: str) -> None:
     assert found({"GLOO_SOCKET_IFNAME": name}) == []
 
 
+def test_where_addresses_are_not_known_an_interface_is_known_by_its_name_alone() -> None:
+    interfaces = (Interface("lo0"), Interface("en0"))
+    assert found({"GLOO_SOCKET_IFNAME": "en0"}, interfaces=interfaces) == []
+    assert "names no interface" in one({"GLOO_SOCKET_IFNAME": "en7"}, interfaces=interfaces).title
+    assert found({"GLOO_SOCKET_IFNAME": "en7"}, interfaces=()) == []
+    assert gloo_choice(with_environ({}, interfaces=interfaces))[0] == "10.0.0.1"
+
+
 @pytest.mark.parametrize(
     ("value", "right"),
     [

@@ -37,7 +37,9 @@ def gloo_choice(found: Snapshot) -> Choice:
     usable = [a for a in found.name.addresses if _owner(found, a) is not None or not _mine(found)]
     if usable:
         owner = _owner(found, usable[0])
-        return f"{owner.name if owner else '?'} {usable[0]}", "what the host's name resolves to"
+        return f"{owner.name} {usable[0]}" if owner else usable[
+            0
+        ], "what the host's name resolves to"
     return "lo 127.0.0.1", "the host's name resolves to no address of this host"
 
 
@@ -45,9 +47,9 @@ def interface_that_is_none(found: Snapshot) -> Iterator[Finding]:
     """``GLOO_SOCKET_IFNAME`` names no interface that is up and has an address."""
     names = found.environ.get("GLOO_SOCKET_IFNAME", "")
     by_name = {one.name: one for one in found.interfaces}
-    for name in filter(None, names.split(",")):
+    for name in filter(None, names.split(",") if by_name else ()):
         one = by_name.get(name)
-        if one is not None and one.addresses and one.up:
+        if one is not None and one.up and (one.addresses or not _mine(found)):
             continue
         wrong = "names no interface of this host" if one is None else "has no address, or is down"
         if name.startswith(("^", "=")) or "." in name:
