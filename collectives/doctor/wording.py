@@ -169,7 +169,7 @@ def _meeting(found: Snapshot) -> list[tuple[str, str]]:
     launch = find_launch(environ)
     if found.master is not None and found.port is not None:
         to = ", ".join(found.master.addresses) or "no address"
-        state = _PORT.get(found.port.state, found.port.state)
+        state = _PORT.get(found.port.state, found.port.state) if found.master.addresses else ""
         if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             state = "torchrun holds the store"
         same = to == found.master.name

@@ -23,7 +23,7 @@ def address_that_is_no_host(found: Snapshot) -> Iterator[Finding]:
             "problem",
             f"{_ADDRESS.format(found.master.name)} does not resolve: {found.master.error}",
             "correct it, or give the numeric address of rank 0's host",
-            "torch waits for it until its timeout, 30 minutes by default.",
+            "torch tries again until its timeout, 30 minutes by default.",
             ("pytorch/elastic#31",),
             topic="address-unknown",
         )
