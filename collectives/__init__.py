@@ -23,10 +23,13 @@ General layout; imports go only downwards:
 ``compat``              drop-in names for people who come from open_clip or ring-attention code
 ``steps``               even_steps, a loop that ends on all ranks at once
 ``record``              the flight record; ``cli`` is ``python -m collectives``
+``doctor``              what keeps ranks from starting or exchanging, and what to do
+``requirements``        what is needed of torch, said before anything else is imported
 ``testing``             simulate(), check_adjoint(), a pytest plugin
 """
 
 from . import errors as errors
+from . import requirements as _requirements  # noqa: F401 - raises where torch is not enough
 from .context import Adapter as Adapter
 from .context import Context as Context
 from .exchange import Exchange as Exchange

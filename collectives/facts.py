@@ -87,12 +87,14 @@ class Entry(NamedTuple):
         process: Which it is.
         failure: Why it gave up; "" when it came.
         late: It gave up because others did not come.
+        run: Its name for this greeting, unlike any other; that of rank 0 counts.
     """
 
     facts: Facts
     process: Process
     failure: str = ""
     late: bool = False
+    run: str = ""
 
     @property
     def where(self) -> str:
@@ -102,9 +104,8 @@ class Entry(NamedTuple):
     @classmethod
     def coming(cls, facts: Facts, process: Process) -> Entry:
         """Return the entry of a process that comes, its long texts as all compare them."""
-        return cls(
-            replace(facts, topology=shortened(facts.topology), job=shortened(facts.job)), process
-        )
+        known = replace(facts, topology=shortened(facts.topology), job=shortened(facts.job))
+        return cls(known, process, run=secrets.token_hex(8))
 
     def giving_up(self, failure: str, *, late: bool) -> Entry:
         """Return what the process writes when it gives up."""
@@ -114,7 +115,7 @@ class Entry(NamedTuple):
         """Return the entry as JSON."""
         values = {field.name: getattr(self.facts, field.name) for field in fields(Facts)}
         values |= {"host": self.process.host, "pid": self.process.pid, "token": self.process.token}
-        return json.dumps({**values, "failure": self.failure, "late": self.late})
+        return json.dumps({**values, "failure": self.failure, "late": self.late, "run": self.run})
 
     @classmethod
     def load(cls, data: bytes) -> Entry:
@@ -145,7 +146,13 @@ class Entry(NamedTuple):
             _number(found["protocol"]),
         )
         process = Process(_text(found["host"]), _number(found["pid"]), _text(found["token"]))
-        return cls(facts, process, _text(found["failure"]), late=found["late"] is True)
+        return cls(
+            facts,
+            process,
+            _text(found["failure"]),
+            late=found["late"] is True,
+            run=_text(found["run"]),
+        )
 
 
 def disagreement(mine: Entry, entries: Sequence[Entry]) -> str:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .errors import CollectivesError, ContextError, ExchangeTimeout
 from .facts import Entry, Facts, Process, absence, disagreement, this_process
 
-__all__ = ["StoreLike", "decline", "greet"]
+__all__ = ["Greeting", "StoreLike", "decline", "greet"]
 
 # The process that holds the store may be one whose greeting failed: it stays until the others have
 # read why, but not longer than this, in seconds.
@@ -46,6 +46,18 @@ class StoreLike(Protocol):
         ...
 
 
+class Greeting(NamedTuple):
+    """What all ranks know once they have greeted each other, the same on all of them.
+
+    Args:
+        generation: How often each process has greeted as its rank under this label, from 1.
+        run: Tells this greeting from every other, of any job.
+    """
+
+    generation: int
+    run: str
+
+
 def greet(
     store: StoreLike,
     facts: Facts,
@@ -54,7 +66,7 @@ def greet(
     label: str,
     process: Process | None = None,
     stop: threading.Event | None = None,
-) -> int:
+) -> Greeting:
     """Claim a rank, wait for all others, and compare what all believe.
 
     Called by every rank of the group, in any thread. Reads all entries, so that the store answers
@@ -69,8 +81,7 @@ def greet(
         stop: Once set, this rank gives up within a second.
 
     Returns:
-        The generation: how often ``process`` has greeted as this rank under ``label``, from 1.
-        The same on all ranks.
+        What tells this greeting from others.
 
     Raises:
         ContextError: Ranks disagree; two processes claim one rank; another rank gave up for such a
@@ -89,7 +100,8 @@ def greet(
         book.leave(after=came if isinstance(error, ExchangeTimeout) else max(came, facts.size))
         raise
     book.leave()
-    return generation
+    run = next(entry.run for entry in book.entries if entry.facts.rank == 0)
+    return Greeting(generation, run)
 
 
 def decline(store: StoreLike, facts: Facts, *, label: str, reason: str) -> None:

@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-__all__ = ["Launch", "find_job", "find_launch", "find_place", "restart_count", "unfinished_launch"]
+__all__ = [
+    "Launch",
+    "find_job",
+    "find_launch",
+    "find_place",
+    "restart_count",
+    "unfinished_launch",
+    "variables_of",
+]
 
 
 class Launch(NamedTuple):
@@ -193,3 +201,16 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 def _present(names: Iterable[str], environ: Mapping[str, str]) -> list[str]:
     return [environ[name] for name in names if environ.get(name)]
+
+
+def variables_of(launcher: str) -> tuple[str, ...]:
+    """Return the variables that say rank, size, local rank, ... under a launcher, in this order.
+
+    Args:
+        launcher: Its name, as in :class:`Launch`.
+    """
+    names = next((names for names in _TABLE if names.launcher == launcher), None)
+    if names is None:
+        return ()
+    said = (names.rank, names.size, names.local_rank, names.local_size, names.node_rank)
+    return tuple(name for name in said if name)

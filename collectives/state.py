@@ -59,6 +59,7 @@ class GroupState:
         self.history: deque[Trace] = deque(maxlen=KEPT)
         self.waiting: Flight | None = None  # read by the watchdog
         self.guard: Guard | None = None
+        self.run = ""  # what all ranks of the group call it, once they have greeted each other
         self.owners = 0  # Exchanges that have exchanged over it
         self.agreed: dict[int, set[int]] = {}  # with each peer, where only what is new is agreed on
         self.thread = 0  # the one that exchanges

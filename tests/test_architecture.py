@@ -22,8 +22,9 @@ PURE = (
     *("facts", "header", "line", "edges", "strips", "windows"),
 )
 
-# The worker is a launcher: it makes the groups of test ranks.
+# The worker is a launcher: it makes the groups of test ranks. Requirements ask if torch has any.
 SPEAKS_TO_TORCH_DISTRIBUTED = {
+    "collectives/requirements.py",
     "collectives/runtime.py",
     "collectives/testing/worker.py",
     "adapters/raw_ddp.py",

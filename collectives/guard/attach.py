@@ -63,8 +63,9 @@ def attach(
         # A group that is made again over the same store (a second fit) must not read what was
         # left for the one before: each has a generation of its own.
         store = open_store(group)
-        generation = greet(store, facts, timeout=timeout, label="hello", stop=given_up)
-        return Board(cast("StoreLike", page(store, generation)), facts.rank)
+        greeting = greet(store, facts, timeout=timeout, label="hello", stop=given_up)
+        state.run = greeting.run
+        return Board(cast("StoreLike", page(store, greeting.generation)), facts.rank)
 
     try:
         board = dog.clerk.call(meet, timeout + _GRACE)

@@ -7,9 +7,12 @@
 ``line``     the exchanges of all ranks side by side
 ``verdict``  who differs, who is behind, who is missing, in sentences
 ``table``    who is where, one line per rank
+``jobs``     which records belong together
 """
 
 from .dumping import dump as dump
+from .jobs import groups as groups
+from .jobs import jobs as jobs
 from .reading import load as load
 from .table import table as table
 from .taking import take as take
@@ -17,3 +20,5 @@ from .values import Entry as Entry
 from .values import FlightRecord as FlightRecord
 from .values import Lane as Lane
 from .verdict import verdict as verdict
+from .words import moment as moment
+from .words import ranks_in_words as ranks_in_words

@@ -19,6 +19,7 @@ from .values import (
     MOST_ENTRIES,
     MOST_LANES,
     MOST_NUMBER,
+    MOST_RANKS,
     MOST_STEPS,
     MOST_TEXT,
     UNDER_WAY,
@@ -40,6 +41,8 @@ def load(path: str | Path) -> FlightRecord:
         OSError: It cannot be read.
     """
     path = Path(path)
+    if not path.is_file():  # a pipe would be waited for
+        raise ArgumentError(f"{path}: expected a file that a flight record was saved to, got none")
     if path.stat().st_size > _MOST_BYTES:
         raise ArgumentError(
             f"{path}: a flight record has at most {_MOST_BYTES} bytes, got {path.stat().st_size};"
@@ -132,7 +135,7 @@ def _record(value: _Value) -> FlightRecord:
     found = value.keys(["format", *_names(FlightRecord)])
     if found["format"].value != FORMAT:
         found["format"].refuse(repr(FORMAT))
-    size = found["size"].integer(1)
+    size = found["size"].integer(1, MOST_RANKS)
     versions = found["versions"].keys(["torch-collectives", "torch", "python"])
     return FlightRecord(
         rank=found["rank"].integer(0, size - 1),
@@ -140,6 +143,7 @@ def _record(value: _Value) -> FlightRecord:
         topology=found["topology"].text(),
         names=tuple(name.text() for name in found["names"].items(MOST_ENTRIES)),
         group=found["group"].text(),
+        run=found["run"].text(),
         host=found["host"].text(),
         pid=found["pid"].integer(),
         versions={name: version.text() for name, version in versions.items()},

@@ -68,6 +68,7 @@ def take(
         topology=shortened(topology, _MOST_WORDS),
         names=tuple(sorted({entry.name for entry in entries})),
         group=shortened(group, _MOST_WORDS),
+        run=state.run,
         host=shortened(platform.node(), _MOST_WORDS),
         pid=os.getpid(),
         versions={

@@ -16,6 +16,7 @@ __all__ = [
     "MOST_ENTRIES",
     "MOST_LANES",
     "MOST_NUMBER",
+    "MOST_RANKS",
     "MOST_STEPS",
     "MOST_TEXT",
     "UNDER_WAY",
@@ -26,9 +27,9 @@ __all__ = [
     "shortened",
 ]
 
-FORMAT = "torch-collectives flight record 1"
+FORMAT = "torch-collectives flight record 2"
 MOST_ENTRIES, MOST_LANES, MOST_STEPS = 64, 64, 16
-MOST_TEXT, MOST_NUMBER = 4000, 2**53
+MOST_TEXT, MOST_NUMBER, MOST_RANKS = 4000, 2**53, 2**20
 DONE: Literal["done"] = "done"
 UNDER_WAY: Literal["under way"] = "under way"
 
@@ -125,6 +126,7 @@ class FlightRecord:
         topology: Of the Exchange, by its repr; "" if none is known.
         names: Of the Exchanges that exchanged over the group; "" is one without a name.
         group: Tells this group from others of the job: "default", "group-3".
+        run: The same on all ranks that greeted each other, and on no others; "" before they did.
         host: Name of the machine.
         pid: Of the process.
         versions: Of torch-collectives, torch and python.
@@ -143,6 +145,7 @@ class FlightRecord:
     topology: str
     names: tuple[str, ...]
     group: str
+    run: str
     host: str
     pid: int
     versions: dict[str, str] = field(hash=False)

@@ -34,7 +34,7 @@ from .store import Meeting, meeting
 if TYPE_CHECKING:
     from ..launcher import Launch
 
-__all__ = ["start_group"]
+__all__ = ["available_backends", "start_group"]
 
 _GRACE_S = 2.0  # seconds after the timeout in which a call that knows more may say so itself
 _RIVAL_S = 2.0  # seconds in which a second rank 0 finds out who the first one is
@@ -137,7 +137,7 @@ class _Start:
         store = PrefixStore(f"RawDDPAdapter/{restart_count(os.environ)}", place.store)
         facts = Facts(launch.rank, launch.size, job=find_job(os.environ), torch=torch.__version__)
         try:
-            generation = greet(
+            greeting = greet(
                 cast("StoreLike", store),
                 facts,
                 timeout=min(_RIVAL_S, watch.left()) if place.taken else watch.left(),
@@ -151,7 +151,7 @@ class _Start:
             raise ContextError(f"RawDDPAdapter: {error}{at}") from error
         if place.taken:
             raise ContextError(place.taken)
-        return PrefixStore(str(generation), store)
+        return PrefixStore(str(greeting.generation), store)
 
     def _connect(self, store: Store) -> None:
         self.watch.awaited = f"all ranks to connect over {self.backend or 'the default backend'}"
@@ -185,14 +185,18 @@ class _Start:
                 told = store.add("told", 0)
 
 
+def available_backends() -> list[str]:
+    """Return the backends that this torch was built with, but for its fakes."""
+    known = [name for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
+    return [name for name in known if dist.is_backend_available(name)]
+
+
 def _check_backend(name: str | None) -> None:
     """Raise unless this torch has the backend: before others wait for this rank."""
     for part in (name or "").split(","):
         backend = part.rpartition(":")[2]
         if backend and not dist.is_backend_available(backend):
-            have = [
-                known for known in dist.Backend.backend_list if dist.is_backend_available(known)
-            ]
+            have = available_backends()
             raise ContextError(
                 f"RawDDPAdapter: backend={name!r}: expected one that torch {torch.__version__} was"
                 f" built with, {' or '.join(have)}, got {backend!r}; leave backend= out"

@@ -47,7 +47,7 @@ def meet(
 
     def one(facts: Facts, me: Process) -> int | CollectivesError:
         try:
-            return greet(store, facts, timeout=timeout, label="group", process=me)
+            return greet(store, facts, timeout=timeout, label="group", process=me).generation
         except CollectivesError as error:
             return error
 
@@ -194,7 +194,8 @@ def test_an_attempt_that_failed_for_one_reason_is_not_held_against_the_next() ->
 def test_two_groups_in_one_store_do_not_see_each_other() -> None:
     store = HashStore()
     greet(store, Facts(0, 1, topology="Ring(1)"), timeout=1, label="one")
-    assert greet(store, Facts(0, 1, topology="Mesh((1,))"), timeout=1, label="other") == 1
+    greeting = greet(store, Facts(0, 1, topology="Mesh((1,))"), timeout=1, label="other")
+    assert greeting.generation == 1
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,8 @@ def test_real_processes_agree_over_a_tcp_store_and_name_the_odd_one(
 ) -> None:
     store = connect(rank, tmp_path / "port")
     for generation in (1, 2, 3):
-        assert greet(store, Facts(rank, 3, topology=RING), timeout=20, label="group") == generation
+        greeting = greet(store, Facts(rank, 3, topology=RING), timeout=20, label="group")
+        assert greeting.generation == generation
     odd = Facts(rank, 3, topology=RING if rank else "Ring(4)")
     with pytest.raises(ContextError, match=r"disagree: topology 'Ring\(\d\)' there"):
         greet(store, odd, timeout=20, label="group")

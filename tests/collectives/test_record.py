@@ -51,6 +51,7 @@ records = st.builds(
     st.lists(text, max_size=3).map(tuple),
     text,
     text,
+    text,
     numbers,
     st.fixed_dictionaries(dict.fromkeys(["torch-collectives", "torch", "python"], text)),
     seconds,

@@ -63,6 +63,8 @@ def record(
     failure: str = "",
     host: str = "here",
     written: float = NOON + 100,
+    run: str = "run",
+    pid: int = 0,
 ) -> FlightRecord:
     return FlightRecord(
         rank=rank,
@@ -70,8 +72,9 @@ def record(
         topology=f"Ring({size})",
         names=tuple(sorted({entry.name for entry in entries})),
         group="default",
+        run=run,
         host=host,
-        pid=1000 + rank,
+        pid=pid or 1000 + rank,
         versions=VERSIONS,
         written=written,
         failure=failure,
