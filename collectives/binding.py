@@ -20,6 +20,7 @@ from .facts import shortened
 from .guard import attach
 from .record import FlightRecord, take
 from .renewal import successor
+from .settings import check_settings
 from .state import GroupState
 from .topology import Topology
 from .transport.group import GroupTransport
@@ -187,9 +188,11 @@ def bind_exchange(
             copied from).
 
     Raises:
+        ArgumentError: An environment variable of this library says nothing sensible.
         ContextError: It was bound to several ranks before and this process is alone.
         TopologyError: The topology does not have as many ranks as the group.
     """
+    check_settings(os.environ)
     if context.group is not None:
         context = replace(context, group=successor(context.group))
     local = context.group is None and context.transport is None

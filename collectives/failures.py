@@ -81,7 +81,8 @@ def failure_of(engine: Engine, flight: Flight, error: BaseException) -> BaseExce
     if cause is None:
         cause, advice = _found_here(engine, flight, error)
         if guard is not None:
-            guard.report(cause.kind, f"{cause.text} (rank {engine.rank} was in {signature})")
+            told = f"{cause.text} (rank {engine.rank} was in {signature})"
+            guard.report(cause.kind, told, cause.lost)
     else:
         advice = f"{_SAME}." if cause.kind == "mismatch" else ""
     if guard is not None:
@@ -117,7 +118,9 @@ def _found_here(engine: Engine, flight: Flight, error: Exception) -> tuple[Cause
         if left:
             return Cause("left", rank, f"rank {peers[0]} {left}"), ""
         text = f"the connection of rank {rank} to rank {names} was closed"
-        return Cause(kind, rank, text), "Its process ended or gave up: its own output says why"
+        lost = peers[0] if len(peers) == 1 else -1
+        advice = "Its process ended or gave up: its own output says why"
+        return Cause(kind, rank, text, lost), advice
     return Cause(kind, rank, _first_line(error)), ""
 
 

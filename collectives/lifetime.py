@@ -172,10 +172,11 @@ class BoundLate:
         --max-restarts``.
 
         Args:
-            timeout: Seconds to wait for the other ranks, and for each later exchange of torch's.
+            timeout: Seconds to wait for the other ranks, and for each later exchange of torch's. A
+                rank that is known to be gone is not waited for.
 
         Raises:
-            PeerLost: Not all ranks came.
+            PeerLost: Not all ranks came; the text names those that did not.
             ContextError: torch could not make the group.
         """
         seconds = deadline_of(timeout).seconds

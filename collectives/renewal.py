@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from .errors import ContextError, PeerLost
+from .guard import Absent
 from .transport.control import destroy, make_again, spans_all
 
 if TYPE_CHECKING:
@@ -38,15 +39,16 @@ def renew_group(group: ProcessGroup, guard: Guard | None, timeout: float, here: 
         here: For error texts.
 
     Raises:
-        PeerLost: Not all ranks came; the text names those that did not.
+        PeerLost: Not all ranks came, or one cannot come any more; the text names it.
         ContextError: torch could not make the group.
     """
-    missing = [] if guard is None else guard.gather(timeout)
-    if missing:
+    absent = Absent([]) if guard is None else guard.gather(timeout)
+    if absent.ranks or absent.gone:
+        who = f"rank {', '.join(map(str, absent.ranks))} did not come"
         raise PeerLost(
-            f"renew: expected all ranks within {timeout:g} s, but rank"
-            f" {', '.join(map(str, missing))} did not come {here}; where a process has ended, start"
-            " all again from the last checkpoint (torchrun --max-restarts does)"
+            f"renew: expected all ranks within {timeout:g} s, but {absent.gone or who} {here};"
+            " where a process has ended, start all again from the last checkpoint (torchrun"
+            " --max-restarts does)"
         )
     try:
         newer = make_again(group, timeout)

@@ -18,8 +18,8 @@ PACKAGES = ("collectives", "adapters")
 FRAMEWORKS = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 PURE = (
-    *("errors", "topology", "plan", "signature", "context", "explain", "launcher", "hello"),
-    *("facts", "header", "line", "edges", "strips", "windows"),
+    *("errors", "topology", "plan", "signature", "context", "explain", "launcher", "hello", "book"),
+    *("facts", "header", "line", "edges", "settings", "strips", "windows"),
 )
 
 # The worker is a launcher: it makes the groups of test ranks. Requirements ask if torch has any.

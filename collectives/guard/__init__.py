@@ -10,9 +10,11 @@ exchange that succeeds.
 from .account import Cause
 from .attach import attach, stay_away
 from .guard import Guard, describe
+from .rollcall import Absent
 from .watchdog import known_cause, leave_all, tell_all, watchdog
 
 __all__ = [
+    "Absent",
     "Cause",
     "Guard",
     "attach",

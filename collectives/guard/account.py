@@ -112,11 +112,13 @@ class Cause:
         kind: "mismatch", "timeout", "lost", "left", "raised", "aborted" or "interrupted".
         rank: Of the group, that says so.
         text: A sentence.
+        lost: The rank whose connection was closed; -1 where none was, or it is not known which.
     """
 
     kind: str
     rank: int
     text: str
+    lost: int = -1
 
     def dumps(self) -> str:
         """Return it as JSON."""
@@ -179,9 +181,10 @@ def read_cause(text: str | bytes) -> Cause | None:
         return None
     try:
         kind, rank, text = _as(str, data["kind"]), _as(int, data["rank"]), _as(str, data["text"])
+        lost = _as(int, data["lost"])
     except (KeyError, TypeError):
         return None
-    return Cause(kind, rank, _cut(text, _LONGEST_CAUSE))
+    return Cause(kind, rank, _cut(text, _LONGEST_CAUSE), lost)
 
 
 def _tags(messages: Sequence[SingleMessage | PackedMessage], mix: int) -> Tags:

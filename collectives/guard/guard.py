@@ -13,6 +13,7 @@ from ..transport.group import failure_kind
 from .account import Account, Cause, Entry, entry_of
 from .aside import Aside
 from .judge import judge
+from .rollcall import Absent, await_none, call_roll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,7 +114,7 @@ class Guard:
         if not gone or self.state.waiting is not flight:
             return None
         text = f"the connection of rank {self.rank} to rank {gone[0]} was closed"
-        return self.report("lost", text)
+        return self.report("lost", text, gone[0])
 
     @property
     def stuck(self) -> str:
@@ -161,9 +162,9 @@ class Guard:
         finally:
             self._aside = None
 
-    def report(self, kind: str, text: str) -> Cause:
+    def report(self, kind: str, text: str, lost: int = -1) -> Cause:
         """Tell all ranks why the group fails; return what they were told first."""
-        cause = Cause(kind, self.rank, text)
+        cause = Cause(kind, self.rank, text, lost)
         self._cause = self._clerk.ask(lambda: self._board.report(cause), _NOTE) or cause
         return self._cause
 
@@ -220,17 +221,13 @@ class Guard:
                 queue += [*waiting.sends, *waiting.awaits]
         return found
 
-    def gather(self, seconds: float) -> list[int]:
-        """Meet the other ranks before the next generation; return those that did not come."""
-
-        def meet() -> list[int]:
-            self._board.call_for_renewal()
-            return _await_none(self._board.missing, self.size, seconds)
-
-        missing = self._clerk.ask(meet, seconds + _NOTE)
-        if missing is None:
-            return [rank for rank in range(self.size) if rank != self.rank]
-        return missing
+    def gather(self, seconds: float) -> Absent:
+        """Meet the other ranks before the next generation; return who does not come."""
+        cause = self.cause(0.0)
+        absent = self._clerk.ask(
+            lambda: call_roll(self._board, self.size, cause, seconds), seconds + _NOTE
+        )
+        return Absent([], "the rendezvous store does not answer") if absent is None else absent
 
     def linger(self, seconds: float) -> None:
         """Wait until all ranks know why the group failed, but not longer.
@@ -239,7 +236,7 @@ class Guard:
         """
         if self.rank == 0 and self._cause is not None:
             self._clerk.ask(
-                lambda: _await_none(self._board.unaware, self.size, seconds), seconds + _NOTE
+                lambda: await_none(self._board.unaware, self.size, seconds), seconds + _NOTE
             )
 
     def _publish(self) -> None:
@@ -271,14 +268,6 @@ class Guard:
             return flight.record.where
         frame = sys._current_frames().get(self.state.thread)
         return "" if frame is None else place_in(frame)
-
-
-def _await_none(missing: Callable[[int], list[int]], size: int, seconds: float) -> list[int]:
-    """Ask until nobody is missing, or for so many seconds; return who still is."""
-    end = time.monotonic() + seconds
-    while (ranks := missing(size)) and time.monotonic() < end:
-        time.sleep(0.02)
-    return ranks
 
 
 def describe(error: BaseException) -> str:

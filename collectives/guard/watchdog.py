@@ -18,6 +18,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
+from ..settings import heeded_signals, stall_limit
 from .clerk import Clerk
 from .guard import describe
 from .wakeup import Wakeup
@@ -26,30 +27,11 @@ if TYPE_CHECKING:
     from ..flight import Flight
     from .guard import Guard
 
-__all__ = ["Watchdog", "known_cause", "leave_all", "stall_limit", "tell_all", "watchdog"]
+__all__ = ["Watchdog", "known_cause", "leave_all", "tell_all", "watchdog"]
 
 _POLL = 0.25  # seconds between two looks, at most
 _LINGER = 1.5  # seconds that others have to read why a group failed
 _PATIENCE = 0.4  # seconds that an exchange may go on after a signal
-
-
-def stall_limit() -> float:
-    """Seconds after which a wait is looked into: ``COLLECTIVES_STALL``, or 1."""
-    try:
-        seconds = float(os.environ.get("COLLECTIVES_STALL", ""))
-    except ValueError:
-        return 1.0
-    return seconds if seconds > 0 else 1.0
-
-
-def heeded_signals() -> frozenset[int]:
-    """Signals that end a wait: ``COLLECTIVES_SIGNALS``, or SIGINT and SIGTERM; "off" for none."""
-    names = os.environ.get("COLLECTIVES_SIGNALS", "SIGINT SIGTERM").replace(",", " ").split()
-    return frozenset(
-        number
-        for name in names
-        if isinstance(number := getattr(signal, name, None), signal.Signals)
-    )
 
 
 class Watchdog:
@@ -57,7 +39,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self.clerk = Clerk()
-        self._stall, self._signals = stall_limit(), heeded_signals()
+        self._stall, self._signals = stall_limit(os.environ), heeded_signals(os.environ)
         self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
         self._wakeup = Wakeup()
         self._stopping = False
@@ -89,10 +71,9 @@ class Watchdog:
             error: That the process ends with.
         """
         for guard in self.guards():
-            if error is None:
-                guard.leave(f"ended after {guard.state.sequence} exchanges")
-            else:
+            if error is not None:
                 guard.raised(error)
+            guard.leave(f"ended after {guard.state.sequence} exchanges")
             guard.linger(_LINGER)
         self._stopping = True
         self._wakeup.nudge()

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from ..folder import private_folder
 from ..launcher import find_launch, restart_count
+from ..settings import record_choice
 
 if TYPE_CHECKING:
     from .values import FlightRecord
 
-__all__ = ["VARIABLE", "dump", "dumped_jobs", "job_name"]
+__all__ = ["dump", "dumped_jobs", "job_name"]
 
-VARIABLE = "COLLECTIVES_FLIGHT_RECORD"
 _MOST_JOBS = 32
 
 
@@ -33,11 +33,11 @@ def dump(record: FlightRecord) -> Path | None:
     Returns:
         The path of the file; ``None`` if it was not, or could not be written.
     """
-    choice = os.environ.get(VARIABLE, "")
-    if choice.lower() == "off" or (not choice and record.group == "simulation"):
-        return None
     try:
-        folder = Path(choice).expanduser() if choice else _folder_of_job(job_name(os.environ))
+        choice = record_choice(os.environ)
+        if choice == "off" or (not choice and record.group == "simulation"):
+            return None
+        folder = Path(choice) if choice else _folder_of_job(job_name(os.environ))
         return record.save(folder)
     except Exception:  # noqa: BLE001 - whatever it is, the failure that is recorded matters more
         return None

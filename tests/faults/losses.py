@@ -115,6 +115,14 @@ def send_big(at: Loop) -> None:
     at.exchange.shift(torch.ones(at.shape))
 
 
+def renew_after(at: Loop) -> None:
+    """Take an error for one that all ranks outlive, as long as nobody says otherwise."""
+    try:
+        at.both_ways()
+    except ExchangeError:
+        at.exchange.renew(timeout=60.0)
+
+
 _BIG = (1 << 24,)  # 64 MiB of float32
 
 LOSSES = (
@@ -129,6 +137,19 @@ LOSSES = (
     ),
     Row("SIGKILL of the store's host", loop(die, by=0), gone(0), but={0: None, 2: CUT_OFF}),
     Row("exit 0", loop(leave), gone(2), but={2: Expected((SystemExit,), code=0)}),
+    Row(
+        "SIGKILL, then renew",
+        loop(die, usually=renew_after),
+        # A rank that lives comes back within 3 s, though its connections were closed.
+        replace(gone(2), within=4.5, says=("renew", "rank 2 is lost")),
+        but=_RANK_2_ITSELF,
+    ),
+    Row(
+        "exit 0, then renew",
+        loop(leave, usually=renew_after),
+        replace(gone(2), says=("renew", "rank 2 ended after")),
+        but={2: Expected((SystemExit,), code=0)},
+    ),
     Row("destroy early, process lives on", loop(destroy), gone(2), but=_RANK_2_ITSELF),
     Row("exception, uncaught", loop(raise_error), gone(2), but={2: Expected((ValueError,))}),
     Row(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 
@@ -22,7 +21,6 @@ from collectives.errors import (
     PendingDropped,
 )
 from collectives.guard import known_cause
-from collectives.guard.watchdog import heeded_signals, stall_limit
 
 SIZES = (2, 3, 5)
 
@@ -284,15 +282,3 @@ def test_an_error_that_follows_from_another_ranks_is_not_told_as_the_cause(
     told = known_cause() if stuck else str(caught.value)
     assert "got no answer from rank" in told
     assert "raised RuntimeError" not in told
-
-
-def test_what_the_environment_says_of_stalls_and_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt, terminate = int(signal.SIGINT), int(signal.SIGTERM)
-    assert stall_limit() == 1.0
-    assert sorted(heeded_signals()) == [interrupt, terminate]
-    monkeypatch.setenv("COLLECTIVES_STALL", "0.5")
-    monkeypatch.setenv("COLLECTIVES_SIGNALS", "SIGINT")
-    assert stall_limit() == 0.5
-    assert sorted(heeded_signals()) == [interrupt]
-    monkeypatch.setenv("COLLECTIVES_SIGNALS", "off")
-    assert sorted(heeded_signals()) == []
