@@ -88,6 +88,7 @@ class Entry(NamedTuple):
         failure: Why it gave up; "" when it came.
         late: It gave up because others did not come.
         run: Its name for this greeting, unlike any other; that of rank 0 counts.
+        again: It is not the first that the process writes.
     """
 
     facts: Facts
@@ -95,6 +96,7 @@ class Entry(NamedTuple):
     failure: str = ""
     late: bool = False
     run: str = ""
+    again: bool = False
 
     @property
     def where(self) -> str:
@@ -115,7 +117,8 @@ class Entry(NamedTuple):
         """Return the entry as JSON."""
         values = {field.name: getattr(self.facts, field.name) for field in fields(Facts)}
         values |= {"host": self.process.host, "pid": self.process.pid, "token": self.process.token}
-        return json.dumps({**values, "failure": self.failure, "late": self.late, "run": self.run})
+        how = {"failure": self.failure, "late": self.late, "run": self.run, "again": self.again}
+        return json.dumps({**values, **how})
 
     @classmethod
     def load(cls, data: bytes) -> Entry:
@@ -152,6 +155,7 @@ class Entry(NamedTuple):
             _text(found["failure"]),
             late=found["late"] is True,
             run=_text(found["run"]),
+            again=found["again"] is True,
         )
 
 

@@ -15,8 +15,11 @@ __all__ = [
     "find_job",
     "find_launch",
     "find_place",
+    "has_agent_store",
+    "may_restart",
     "restart_count",
     "unfinished_launch",
+    "unused_torchrun",
     "variables_of",
 ]
 
@@ -116,8 +119,22 @@ def find_job(environ: Mapping[str, str]) -> str:
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """Return how often torchrun has started the processes of this job anew."""
+    """Return how often torchrun has started the processes of this host anew after a failure here.
+
+    On another host it may be another number: an agent whose workers were well when it heard of the
+    failure starts them anew as well, and does not count it.
+    """
     return _number(environ, "TORCHELASTIC_RESTART_COUNT") or 0
+
+
+def has_agent_store(environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun's agent holds the store at ``MASTER_PORT``, for all attempts."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def may_restart(environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun may start the processes of this job anew after a failure."""
+    return environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
 
 
 def find_place(environ: Mapping[str, str], rank: int, size: int) -> tuple[int, int]:
@@ -140,10 +157,13 @@ def find_place(environ: Mapping[str, str], rank: int, size: int) -> tuple[int, i
 
 
 def unfinished_launch(environ: Mapping[str, str]) -> str:
-    """Return what is missing or wrong in ``RANK`` and ``WORLD_SIZE``; "" if nothing is.
+    """Return what is missing or wrong in a launcher's variables; "" if nothing is.
 
     Variables that fit a single process (``RANK=0``, ``WORLD_SIZE=1``) are complete by themselves.
     """
+    wrong = unused_torchrun(environ) or _impossible_rank(environ)
+    if wrong:
+        return wrong
     rank, size, local_rank = (environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     for name, value in (("RANK", rank), ("WORLD_SIZE", size), ("LOCAL_RANK", local_rank)):
         if value is not None and not value.isdecimal():
@@ -159,19 +179,54 @@ def unfinished_launch(environ: Mapping[str, str]) -> str:
     return ""
 
 
+def unused_torchrun(environ: Mapping[str, str]) -> str:
+    """Return which variable asks torchrun for several processes, where it was not used; or "".
+
+    Kubeflow gives torchrun its arguments so (``PET_NNODES``, ``PET_NPROC_PER_NODE``). A script that
+    a pod starts with python would train alone on each, in silence. A PyTorchJob of one process per
+    pod sets ``RANK`` and ``WORLD_SIZE`` as well, and needs no torchrun.
+    """
+    if "LOCAL_RANK" in environ:
+        return ""
+    names = ["PET_NPROC_PER_NODE"] if "RANK" in environ else ["PET_NNODES", "PET_NPROC_PER_NODE"]
+    for name in names:
+        most = environ.get(name, "").rpartition(":")[2]  # "1:4": from one to four
+        if most.isdecimal() and int(most) > 1:
+            return f"{name}={environ[name]} is for torchrun, which did not start this process"
+    return ""
+
+
+def _impossible_rank(environ: Mapping[str, str]) -> str:
+    """Return which rank a launcher names that its size does not have, where none makes sense."""
+    if find_launch(environ) is not None:
+        return ""
+    for names in _TABLE[1:]:
+        rank, size = _number(environ, names.rank), _size(names, environ)
+        if rank is not None and size is not None and rank >= size:
+            return f"{names.rank}={rank} is not below {size}, the number of processes of the job"
+    return ""
+
+
 def _read(names: _Names, environ: Mapping[str, str]) -> Launch | None:
     rank = _number(environ, names.rank)
-    size = _slurm_size(environ) if names.launcher == "srun" else _number(environ, names.size)
+    size = _size(names, environ)
     if rank is None or size is None or rank >= size:
         return None
     local_rank = _number(environ, names.local_rank)
     local_size = _number(environ, names.local_size)
     node_rank = _number(environ, names.node_rank)
+    if names.launcher == "torchrun" and local_rank is None and "KUBERNETES_PORT" in environ:
+        # A PyTorchJob without torchrun: one process in each pod.
+        return Launch("Kubeflow", rank, size, 0, rank, one_host=size == 1, job="")
     if node_rank is None:  # MPI does not say: right for hosts filled one after the other
         node_rank = (rank - (local_rank or 0)) // local_size if local_size else 0
     one_host = size == 1 or local_size == size or _slurm_nodes(names, environ) == 1
     job = ".".join(_present(names.job, environ))
     return Launch(names.launcher, rank, size, local_rank, node_rank, one_host, job)
+
+
+def _size(names: _Names, environ: Mapping[str, str]) -> int | None:
+    return _slurm_size(environ) if names.launcher == "srun" else _number(environ, names.size)
 
 
 def _slurm_size(environ: Mapping[str, str]) -> int | None:

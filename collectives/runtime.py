@@ -19,7 +19,7 @@ from torch import distributed as dist
 from .context import Context
 from .devices import current_device, with_index
 from .errors import ContextError
-from .launcher import Launch, find_launch, find_place
+from .launcher import Launch, find_launch, find_place, unused_torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -234,6 +234,13 @@ def _check_alone(size: int, source: str, hint: str, where: str) -> None:
             f" runs each of them alone, so that nothing would be exchanged (rank {launch.rank} of"
             f" {launch.size}); {hint}, or give the adapter alone=True for work of one process by"
             " itself"
+        )
+    untaken = unused_torchrun(os.environ)
+    if untaken:
+        raise ContextError(
+            f"no process group: {untaken}, so that the {source} runs alone in each pod and nothing"
+            " would be exchanged; start the script with torchrun, or give the adapter alone=True"
+            f" for work of one process by itself {where}"
         )
 
 

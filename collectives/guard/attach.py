@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +15,13 @@ from ..errors import ExchangeTimeout
 from ..facts import Facts
 from ..hello import decline, greet
 from ..launcher import find_job
-from ..transport.control import break_connections, connection_lost, open_store, page
+from ..transport.control import (
+    break_connections,
+    connection_lost,
+    open_store,
+    page,
+    store_outlives_ranks,
+)
 from .board import Board
 from .clerk import ClerkTimeoutError
 from .guard import Guard
@@ -30,6 +37,15 @@ __all__ = ["attach", "stay_away"]
 
 # Seconds beyond the timeout for the greeting to say by itself who is missing.
 _GRACE = 2.0
+
+# pytorch/pytorch#135712: gloo waits five times its timeout for a rank of the attempt before.
+_STALE = (
+    "torchrun may start this job anew (--max-restarts), but its process group was made by"
+    " init_process_group over the store of torchrun's agent, which keeps the addresses of ranks"
+    " that have ended, so that the next attempt may fail or hang; set"
+    " TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, or let `with RawDDPAdapter()` make the"
+    " group"
+)
 
 
 def attach(
@@ -58,14 +74,24 @@ def attach(
         ExchangeTimeout: Not all ranks came in time, or the store does not answer.
     """
     dog, facts, given_up = watchdog(), _facts(group, topology), threading.Event()
+    lasting = store_outlives_ranks()
+    if lasting and facts.rank == 0:
+        warnings.warn(f"{_STALE} (rank 0 of {facts.size})", RuntimeWarning, stacklevel=2)
 
     def meet() -> Board:
         # A group that is made again over the same store (a second fit) must not read what was
-        # left for the one before: each has a generation of its own.
+        # left for the one before: each has a page of its own.
         store = open_store(group)
-        greeting = greet(store, facts, timeout=timeout, label="hello", stop=given_up)
+        greeting = greet(
+            store,
+            facts,
+            timeout=timeout,
+            label="hello",
+            stop=given_up,
+            lasting=lasting,
+        )
         state.run = greeting.run
-        return Board(cast("StoreLike", page(store, greeting.generation)), facts.rank)
+        return Board(cast("StoreLike", page(store, greeting.run)), facts.rank)
 
     try:
         board = dog.clerk.call(meet, timeout + _GRACE)

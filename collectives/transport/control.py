@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not listed
 
-from ..launcher import restart_count
+from ..launcher import has_agent_store, may_restart
 from .group import post_function
 from .stopwatch import TimeIsUpError, call_bounded
 
@@ -25,13 +25,18 @@ __all__ = [
     "destroy",
     "make_again",
     "meet_at_end",
+    "note_own_store",
     "open_store",
     "page",
     "spans_all",
+    "store_outlives_ranks",
 ]
 
 # A reference to the default store, and the connection to it.
 _line: list[Any] = []
+
+# A reference to the default store, where the group was made here.
+_own_store: list[weakref.ref[Store]] = []
 
 # Of no message: the digest that could make such a tag comes once in a thousand million.
 ABORT_TAG = 0x7FFFFFF0
@@ -93,11 +98,24 @@ def make_again(group: ProcessGroup, timeout: float) -> ProcessGroup:
 def open_store(group: ProcessGroup) -> PrefixStore:
     """Return a store for notes among the ranks of a group. May block: call it in a thread.
 
-    The connection is one of our own: a wait of torch's own over a shared one would block it. Ranks
-    that torchrun starts again must not read what was left for the ones before.
+    The connection is one of our own: a wait of torch's own over a shared one would block it.
     """
-    attempt = restart_count(os.environ)
-    return PrefixStore(f"torch-collectives/{attempt}/{group.group_name}", _own_line())
+    return PrefixStore(f"torch-collectives/{group.group_name}", _own_line())
+
+
+def store_outlives_ranks() -> bool:
+    """Whether ranks that torchrun started before may have left notes in the default store.
+
+    Not where the group was made here: its part of the store belongs to these processes alone.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    own = bool(_own_store) and _own_store[0]() is store
+    return has_agent_store(os.environ) and may_restart(os.environ) and not own
+
+
+def note_own_store() -> None:
+    """Remember that the default store is one that no other processes have used."""
+    _own_store[:] = [weakref.ref(dist.distributed_c10d._get_default_store())]
 
 
 def _own_line() -> Store:
@@ -138,6 +156,6 @@ def meet_at_end(group: ProcessGroup, timeout: float) -> None:
         raise RuntimeError(f"not all ranks came within {timeout:g} s") from error
 
 
-def page(store: PrefixStore, generation: int) -> PrefixStore:
+def page(store: PrefixStore, name: str) -> PrefixStore:
     """Return the part of a group's store for one of its lives."""
-    return PrefixStore(str(generation), store)
+    return PrefixStore(name, store)

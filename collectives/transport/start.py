@@ -27,7 +27,8 @@ from ..devices import set_current_device
 from ..errors import CollectivesError, ContextError
 from ..facts import Facts
 from ..hello import StoreLike, greet
-from ..launcher import find_job, restart_count
+from ..launcher import find_job, has_agent_store
+from .control import note_own_store
 from .stopwatch import Stopwatch, TimeIsUpError, call_bounded
 from .store import Meeting, meeting
 
@@ -134,7 +135,7 @@ class _Start:
         """
         launch, watch = self.launch, self.watch
         watch.awaited = "all ranks to come"
-        store = PrefixStore(f"RawDDPAdapter/{restart_count(os.environ)}", place.store)
+        store = PrefixStore("RawDDPAdapter", place.store)
         facts = Facts(launch.rank, launch.size, job=find_job(os.environ), torch=torch.__version__)
         try:
             greeting = greet(
@@ -143,6 +144,7 @@ class _Start:
                 timeout=min(_RIVAL_S, watch.left()) if place.taken else watch.left(),
                 label="hello",
                 stop=watch.stop,
+                lasting=has_agent_store(os.environ),
             )
         except CollectivesError as error:
             if place.taken and isinstance(error, TimeoutError):
@@ -151,7 +153,7 @@ class _Start:
             raise ContextError(f"RawDDPAdapter: {error}{at}") from error
         if place.taken:
             raise ContextError(place.taken)
-        return PrefixStore(str(greeting.generation), store)
+        return PrefixStore(greeting.run, store)
 
     def _connect(self, store: Store) -> None:
         self.watch.awaited = f"all ranks to connect over {self.backend or 'the default backend'}"
@@ -172,6 +174,8 @@ class _Start:
             raise ContextError(text) from error
         if self.watch.stop.is_set():  # the caller has been told that there is no group
             dist.destroy_process_group()
+        else:
+            note_own_store()
 
     def _tell(self, store: Store, text: str) -> None:
         """Tell the others; rank 0, which often holds the store, waits until they know."""

@@ -17,6 +17,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # documented, but
 )
 
 from ..errors import ContextError
+from ..launcher import has_agent_store
 from ..rendezvous import find_notice, post_notice, slurm_address
 from .stopwatch import Stopwatch, TimeIsUpError, call_bounded
 
@@ -99,7 +100,7 @@ def _port(text: str) -> int:
 
 def _is_host(launch: Launch) -> bool:
     """Return whether this process opens the store: rank 0, unless torchrun's agent has done so."""
-    return launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return launch.rank == 0 and not has_agent_store(os.environ)
 
 
 def _serve(host: str, port: int, launch: Launch, watch: Stopwatch) -> Meeting:

@@ -8,6 +8,8 @@ from collectives.launcher import (
     find_job,
     find_launch,
     find_place,
+    has_agent_store,
+    may_restart,
     restart_count,
     unfinished_launch,
 )
@@ -38,6 +40,11 @@ SRUN = {
     "SLURM_LOCALID": "1",
     "SLURM_NODEID": "1",
 }
+
+# Kubeflow's, for torchrun.
+POD = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a"}
+NOT_STARTED = "is for torchrun, which did not start this process"
+NO_SUCH_RANK = "is not below 4, the number of processes of the job"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +94,17 @@ def test_a_job_on_pods_without_a_local_rank_is_found_without_one() -> None:
     launch = find_launch({"RANK": "1", "WORLD_SIZE": "2"})
     assert launch is not None
     assert (launch.rank, launch.size, launch.local_rank) == (1, 2, None)
+
+
+def test_a_pod_of_kubeflow_has_one_process_unless_torchrun_says_otherwise() -> None:
+    pod = {**POD, "PET_NNODES": "4", "KUBERNETES_PORT": "tcp://10.0.0.1:443"}
+    launch = find_launch({**pod, "RANK": "3", "WORLD_SIZE": "4"})
+    assert launch is not None
+    assert (launch.launcher, launch.rank, launch.size) == ("Kubeflow", 3, 4)
+    assert (launch.local_rank, launch.node_rank, launch.one_host) == (0, 3, False)
+    by_torchrun = find_launch({**pod, **TORCHRUN})
+    assert by_torchrun is not None
+    assert (by_torchrun.launcher, by_torchrun.local_rank) == ("torchrun", 1)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +164,19 @@ def test_slurm_variables_set_by_hand_need_no_step() -> None:
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 is not below WORLD_SIZE=2"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK: expected a number, got 'one'"),
         ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE: expected a number, got ''"),
+        ({"SLURM_PROCID": "4", "SLURM_NTASKS": "4"}, f"SLURM_PROCID=4 {NO_SUCH_RANK}"),
+        (
+            {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "4"},
+            f"OMPI_COMM_WORLD_RANK=5 {NO_SUCH_RANK}",
+        ),
+        ({"PMI_RANK": "4", "PMI_SIZE": "4"}, f"PMI_RANK=4 {NO_SUCH_RANK}"),
+        ({**POD, "PET_NNODES": "2"}, f"PET_NNODES=2 {NOT_STARTED}"),
+        ({**POD, "PET_NNODES": "1:4"}, f"PET_NNODES=1:4 {NOT_STARTED}"),
+        ({**POD, "PET_NPROC_PER_NODE": "2"}, f"PET_NPROC_PER_NODE=2 {NOT_STARTED}"),
+        (
+            {**POD, "PET_NPROC_PER_NODE": "2", "RANK": "0", "WORLD_SIZE": "4"},
+            f"PET_NPROC_PER_NODE=2 {NOT_STARTED}",
+        ),
     ],
 )
 def test_what_is_missing_in_the_variables_is_named(environ: dict[str, str], expected: str) -> None:
@@ -154,7 +185,17 @@ def test_what_is_missing_in_the_variables_is_named(environ: dict[str, str], expe
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, {"RANK": "0"}, {"WORLD_SIZE": "1"}, {"LOCAL_RANK": "0"}, {"RANK": "1", "WORLD_SIZE": "2"}],
+    [
+        {},
+        {"RANK": "0"},
+        {"WORLD_SIZE": "1"},
+        {"LOCAL_RANK": "0"},
+        {"RANK": "1", "WORLD_SIZE": "2"},
+        POD,
+        {**POD, "PET_NPROC_PER_NODE": "gpu"},
+        {**POD, "PET_NNODES": "2", "RANK": "1", "WORLD_SIZE": "2"},  # a process in each pod
+        {**POD, **TORCHRUN, "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2"},
+    ],
 )
 def test_variables_that_fit_a_single_process_or_a_job_are_complete(
     environ: dict[str, str],
@@ -191,3 +232,12 @@ def test_a_job_is_told_from_others_by_what_all_its_ranks_share(
 def test_the_first_attempt_is_number_0_whoever_started_it() -> None:
     assert restart_count({}) == restart_count({"TORCHELASTIC_RESTART_COUNT": "0"}) == 0
     assert restart_count({"TORCHELASTIC_RESTART_COUNT": "3"}) == 3
+
+
+def test_only_torchrun_with_restarts_keeps_a_store_for_several_attempts() -> None:
+    assert not has_agent_store({})
+    assert not has_agent_store({"TORCHELASTIC_USE_AGENT_STORE": "False"})
+    assert has_agent_store({"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert not may_restart({})
+    assert not may_restart({"TORCHELASTIC_MAX_RESTARTS": "0"})
+    assert may_restart({"TORCHELASTIC_MAX_RESTARTS": "3"})

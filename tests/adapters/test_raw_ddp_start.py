@@ -204,8 +204,8 @@ def test_no_call_of_torch_holds_a_rank_beyond_the_timeout(
     """gloo waits five times as long for a peer that does not accept its connection."""
     launched(monkeypatch, rank, 2, port)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: time.sleep(60))
-    with fails_within(0.3 + SLACK, r"all ranks to connect over gloo within 0.3 s"):
-        join(timeout=0.3)
+    with fails_within(1 + SLACK, r"all ranks to connect over gloo within 1 s"):
+        join(timeout=1)
 
 
 @pytest.mark.ranks(1, backend=None, fresh=True)
