@@ -22,7 +22,11 @@ demo: .venv ## Train the same model in Lightning, Fabric and torchrun (RANKS=2, 
 test: .venv ## Run the tests (ARGS="-k ring" runs some of them)
 	$(BIN)/python -m pytest $(ARGS)
 
-matrix: .venv ## Run every cell of the README's runtime matrix, slow ones too (ARGS="-k elastic": some of them)
+.venv/matrix: .venv/installed
+	$(BIN)/python -m pip install -c constraints.txt -e '.[matrix]'
+	touch $@
+
+matrix: .venv .venv/matrix ## Run every cell of the README's runtime matrix, slow ones too (ARGS="-k elastic": some of them)
 	$(BIN)/python -m pytest tests/matrix -m "matrix or not matrix" $(ARGS)
 
 faults: .venv ## Play every fault that is looked after, and print what came of it (ARGS=SIGKILL: some of them)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as lightning
 import torch
@@ -49,7 +50,7 @@ class SavedModule(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def quiet_trainer(devices: int, strategy: str) -> lightning.Trainer:
+def quiet_trainer(devices: int, strategy: str, **options: Any) -> lightning.Trainer:
     return lightning.Trainer(
         accelerator="cpu",
         devices=devices,
@@ -59,4 +60,5 @@ def quiet_trainer(devices: int, strategy: str) -> lightning.Trainer:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **options,
     )
