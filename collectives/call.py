@@ -88,6 +88,7 @@ class Call:
         self.plan, self.sends, self.recvs = plan, sends, recvs
         self.name, self.topology, self.mode, self.phase = name, topology, grad, phase
         self.signed, self.owner = signed, owner
+        self.operation = plan.operation
         self.pairs: list[Pair] | None = None  # what headers say of it, once they have been asked
         self.inputs = [leaf for lane in sends for leaf in lane]
         self.outputs = [leaf for lane in recvs for leaf in lane]

@@ -34,6 +34,7 @@ from .errors import ArgumentError, ExchangeMismatch
 from .flight import Flight
 from .header import SIZE
 from .messages import Leaf, PackedMessage, SingleMessage
+from .ranges import ranged
 from .signature import DISCOVERY, NO_GRADIENT
 from .trace import Trace
 
@@ -121,7 +122,8 @@ def discover(draft: Flight, route: Route) -> Flight:
     if engine.transport.announce is not None:
         engine.transport.announce(signature_of(draft))
     try:
-        recvs = _ask(draft)
+        with ranged(draft.call, "shapes"):
+            recvs = _ask(draft)
     except BaseException as error:
         failure = engine.failure(error, draft)
         if failure is error:
