@@ -122,7 +122,12 @@ def test_the_simple_profiler_has_a_row_for_each_kind_of_exchange(namespace: str)
 def fit_under(namespace: str, profiler: Any) -> None:
     module = ring_class(namespace)()
     callback = exchange_callback(importlib.import_module(namespace).Callback, module.exchange)
-    options = {"limit_train_batches": 4, "limit_val_batches": 0, "profiler": profiler, "callbacks": [callback]}
+    options = {
+        "limit_train_batches": 4,
+        "limit_val_batches": 0,
+        "profiler": profiler,
+        "callbacks": [callback],
+    }
     trainer(namespace, **options).fit(module, loader(), loader())
 
 
