@@ -144,6 +144,7 @@ class Call:
         )
         self.large = any(leaf.nbytes >= WORTH_IT for leaf in self.outputs)
         self.long = any(m.leaf.nbytes >= LONG for m in (*self.send_singles, *self.recv_singles))
+        self.batches: dict[int, Call] = {}  # the same with a batch in front, by its size
         self._reverse: Call | None = None
         self._tangent: Call | None = None
 

@@ -37,6 +37,7 @@ from .messages import Leaf, PackedMessage, SingleMessage
 from .ranges import ranged
 from .signature import DISCOVERY, NO_GRADIENT
 from .trace import Trace
+from .transforms import outside
 
 if TYPE_CHECKING:
     from .binding import Binding, Route
@@ -122,7 +123,7 @@ def discover(draft: Flight, route: Route) -> Flight:
     if engine.transport.announce is not None:
         engine.transport.announce(signature_of(draft))
     try:
-        with ranged(draft.call, "shapes"):
+        with ranged(draft.call, "shapes"), outside():
             recvs = _ask(draft)
     except BaseException as error:
         failure = engine.failure(error, draft)

@@ -58,6 +58,7 @@ class Flight:
     begun = 0.0
     entered = 0.0  # when the wait began
     agreed = False  # begun before its start: peers have said that they are in the same exchange
+    wrapped = False  # its inputs belong to a torch.func transform, and have no memory
     early: Sequence[Post] = ()  # what goes before the payload, while it is on its way
     adjoint: Callable[[], Sequence[Tensor]] | None = None
 
