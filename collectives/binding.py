@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .agree import Verify, agreement
+from .agree import agreement
 from .deadline import Deadline
 from .engine import Engine
 from .errors import ContextError, TopologyError
 from .facts import shortened
-from .guard import attach
+from .guard import attach, stay_unwatched
 from .record import FlightRecord, take
 from .renewal import successor
 from .state import GroupState
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .call import Call
     from .context import Context
     from .plan import Plan
+    from .signature import Verify
     from .transport import Transport
 
 __all__ = ["Binding", "Route", "bind_exchange", "release", "resolve"]
@@ -97,7 +98,7 @@ class Binding:
         context: Where this process stands.
         topology: With the right size.
         name: Of the Exchange.
-        signed: Whether signatures are part of the tags.
+        verify: Of the Exchange.
         deadline: Unless a call brings its own.
         routes: By operation and its arguments.
         sizes: What ``shapes="once"`` was told, by operation and what this rank has.
@@ -113,7 +114,7 @@ class Binding:
     context: Context
     topology: Topology
     name: str
-    signed: bool
+    verify: Verify
     deadline: Deadline
     routes: dict[object, Route] = field(default_factory=dict)
     sizes: dict[str, dict[object, list[list[int]]]] = field(default_factory=dict)
@@ -134,6 +135,11 @@ class Binding:
         return self.generation == _generation and self.alive()
 
     @property
+    def signed(self) -> bool:
+        """Whether signatures are part of the tags, and waits are watched."""
+        return self.verify != "off"
+
+    @property
     def guarded(self) -> ProcessGroup | None:
         """The group, if it is one that a guard watches over."""
         return self.context.group if self.signed and self.engine.size > 1 else None
@@ -148,9 +154,12 @@ class Binding:
                 self.engine.device,
                 label=self.engine.transport.label,
                 topology=self.digest,
+                verify=self.verify,
                 timeout=deadline.seconds,
             )
         if not self.owner:
+            if not self.signed and self.context.group is not None and self.engine.size > 1:
+                stay_unwatched(self.context.group, self.digest)
             state.owners += 1
             self.owner = state.owners
 
@@ -215,7 +224,7 @@ def bind_exchange(
         context=context,
         topology=resolved,
         name=name,
-        signed=verify != "off",
+        verify=verify,
         deadline=deadline,
         digest=shortened(repr(resolved), _LONGEST_DIGEST),
     )

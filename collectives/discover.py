@@ -113,7 +113,7 @@ def discover(draft: Flight, route: Route) -> Flight:
         ExchangeMismatch: A peer is in another exchange, or sends another number of tensors.
     """
     engine, state = draft.engine, draft.engine.state
-    once = route.once and notices(engine, signed=draft.call.signed)
+    once = route.once and notices(engine, signed=draft.call.verify != "off")
     mine = (torch.is_grad_enabled(), draft.call.sends)
     if once and (known := route.known.get(mine)) is not None:
         return Flight(engine, known, draft.sequence, draft.deadline, None, draft.fill)
@@ -155,8 +155,9 @@ def _keep(calls: dict[object, Call], key: object, draft: Call, recvs: Specs) -> 
         name=draft.name,
         topology=draft.topology,
         grad=torch.is_grad_enabled(),
-        signed=draft.signed,
+        verify=draft.verify,
         owner=draft.owner,
+        trees=draft.trees,
     )
     return calls[key]
 

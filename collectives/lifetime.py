@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .agree import Verify
     from .context import Adapter
     from .record import FlightRecord
+    from .signature import Verify
 
 __all__ = ["BoundLate"]
 

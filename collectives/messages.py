@@ -18,7 +18,10 @@ __all__ = [
     "Leaf",
     "Pack",
     "PackedMessage",
+    "Parcel",
     "SingleMessage",
+    "packed_groups",
+    "parcels_of",
 ]
 
 # Up to so many bytes a message of its own costs more than a copy into a common one.
@@ -58,6 +61,50 @@ class Leaf(NamedTuple):
     def nbytes(self) -> int:
         """Bytes on the wire."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Parcel(NamedTuple):
+    """One leaf on one lane.
+
+    Args:
+        key: Of the lane.
+        part: Number of the leaf in its tree.
+        position: Among the inputs or outputs of the call.
+        leaf: What it is.
+        tree: How the tree is built that it belongs to, in words.
+    """
+
+    key: int
+    part: int
+    position: int
+    leaf: Leaf
+    tree: str
+
+
+def parcels_of(key: int, leaves: tuple[Leaf, ...], first: int, tree: str) -> list[Parcel]:
+    """Return the leaves of one tree on its lane, numbered from ``first``."""
+    return [Parcel(key, i, first + i, leaf, tree) for i, leaf in enumerate(leaves)]
+
+
+def packed_groups(parcels: list[Parcel]) -> list[list[Parcel]]:
+    """Return those that travel together: small ones of one dtype."""
+    groups: dict[torch.dtype, list[Parcel]] = {}
+    for parcel in parcels:
+        if parcel.leaf.nbytes <= PACK_UP_TO and parcel.leaf.dtype in PACKABLE:
+            groups.setdefault(parcel.leaf.dtype, []).append(parcel)
+    return [group for group in groups.values() if _worth_packing(group)]
+
+
+def _worth_packing(group: list[Parcel]) -> bool:
+    """Whether one message and two copies take less time than a message each.
+
+    Where both lanes lead to one peer (a ring of two) they may share a message; two tensors alone
+    are worth it from a certain size on.
+    """
+    lanes = len({parcel.key for parcel in group})
+    if len(group) > lanes:
+        return True
+    return len(group) > 1 and sum(parcel.leaf.nbytes for parcel in group) >= SHARE_FROM
 
 
 class SingleMessage(NamedTuple):

@@ -87,8 +87,9 @@ def _batched(call: Call, size: int) -> Call:
         topology=call.topology,
         grad=call.mode,
         phase=call.phase,
-        signed=call.signed,
+        verify=call.verify,
         owner=call.owner,
+        trees=call.trees,
     )
 
 

@@ -8,7 +8,7 @@ exchange that succeeds.
 """
 
 from .account import Cause
-from .attach import attach, stay_away
+from .attach import attach, stay_away, stay_unwatched
 from .guard import Guard, describe
 from .watchdog import known_cause, leave_all, tell_all, watchdog
 
@@ -20,6 +20,7 @@ __all__ = [
     "known_cause",
     "leave_all",
     "stay_away",
+    "stay_unwatched",
     "tell_all",
     "watchdog",
 ]
