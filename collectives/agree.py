@@ -183,7 +183,8 @@ def swap(
     _post(engine.transport, posts, works)
     one_by_one = len(works) == len(posts)
     for post, work in zip(posts if one_by_one else [None] * len(works), works, strict=True):
-        work.wait(flight.deadline.remaining(flight.elapsed))
+        # Where a wait only orders streams, the host must be held until it can read what came.
+        getattr(work, "arrive", work.wait)(flight.deadline.remaining(flight.elapsed))
         if post is not None and post.kind == "recv":
             check(post.peer, _as_bytes(post.tensor))
     if not one_by_one:

@@ -157,6 +157,8 @@ class Binding:
                 verify=self.verify,
                 timeout=deadline.seconds,
             )
+        if isinstance(self.engine.transport, GroupTransport):
+            self.engine.transport.open(deadline.seconds)
         if not self.owner:
             if not self.signed and self.context.group is not None and self.engine.size > 1:
                 stay_unwatched(self.context.group, self.digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -156,12 +157,12 @@ class Pack:
     indices: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
-    _free: list[Buffer] = field(default_factory=list)
+    _free: dict[int, list[Buffer]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, device: torch.device) -> Buffer:
         """Return a buffer that nobody uses."""
         try:
-            return self._free.pop()
+            return self._free[0 if device.type == "cpu" else _stream_of(device)].pop()
         except IndexError:
             sizes = [math.prod(shape) for shape in self.shapes]
             # Outside inference mode, or a kept buffer could not be written to after it.
@@ -174,13 +175,26 @@ class Pack:
                 return Buffer(flat, views, flat.view(-1, *rows.pop()) if joins else None)
 
     def give(self, buffer: Buffer) -> None:
-        """Hand a buffer back, once its message has been moved."""
-        self._free.append(buffer)
+        """Hand a buffer back, once its message has been moved.
+
+        On a GPU that is to say: to the stream that waits for it. Another must not take it.
+        """
+        flat = buffer.flat
+        if flat.is_cpu:
+            self._free[0].append(buffer)
+            return
+        flat.record_stream(torch.get_device_module(flat.device).current_stream(flat.device))
+        self._free[_stream_of(flat.device)].append(buffer)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the wire."""
         return sum(Leaf(shape, self.dtype).nbytes for shape in self.shapes)
+
+
+def _stream_of(device: torch.device) -> int:
+    stream = torch.get_device_module(device).current_stream(device)
+    return int(stream.stream_id)
 
 
 class PackedMessage(NamedTuple):

@@ -54,7 +54,7 @@ class Key:
 
 def test_words_hold_no_address_and_do_not_grow_without_bound() -> None:
     assert " at 0x" not in in_words(flatten({Key(): X}, "shift")[1])
-    many, more = ({i: X for i in range(n)} for n in (1000, 1001))
+    many, more = (dict.fromkeys(range(n), X) for n in (1000, 1001))
     words = [in_words(flatten(tree, "shift")[1]) for tree in (many, more)]
     assert words[0] != words[1]
     assert max(map(len, words)) < 300
@@ -119,7 +119,7 @@ def test_ranks_may_send_different_trees_where_like_says_so(world: World, size: i
 def in_any_order(adapter: Adapter) -> list[str]:
     exchange = Exchange(Ring, adapter)
     names = ["b", "a"] if exchange.rank else ["a", "b"]
-    return list(exchange.shift({name: X for name in names}))
+    return list(exchange.shift(dict.fromkeys(names, X)))
 
 
 @pytest.mark.parametrize("size", SIZES)
