@@ -8,7 +8,6 @@ ranks' k-th inputs does here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -16,8 +15,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from collectives import Adapter, Exchange, Ring
-from collectives.errors import ExchangeMismatch
-from collectives.testing import simulate
+from tests.support.transformed import of, tensor
 from tests.support.worlds import SIZES, World
 
 EVERY_SIZE = pytest.mark.parametrize("size", SIZES)
@@ -25,19 +23,8 @@ SHOWN = pytest.mark.cell("torch.func", "raw")
 F = Callable[[Tensor], Tensor]
 
 
-def of(rank: int, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(rank)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
-
-
 def of_all(size: int, *shape: int) -> Tensor:
     return torch.stack([of(rank, *shape) for rank in range(size)])
-
-
-def tensor(found: object) -> Tensor:
-    """The transforms of torch.func are typed as giving anything."""
-    assert isinstance(found, Tensor)
-    return found
 
 
 def mixed(exchange: Exchange) -> F:
@@ -229,59 +216,3 @@ def test_what_needs_no_gradient_is_exchanged_inside_a_transform_too(
 ) -> None:
     expected = [of(r, 3) * 3 * (torch.arange(3) + r) for r in range(size)]
     check(world(with_exchange, size, without_gradient), torch.stack(expected).roll(1, 0))
-
-
-OPERATIONS: dict[str, Callable[[Exchange, Tensor], Tensor]] = {
-    "all_reduce": lambda e, x: e.all_reduce(x),
-    "all_reduce(max)": lambda e, x: e.all_reduce(x, op="max"),
-    "all_gather": lambda e, x: e.all_gather(x),
-    "reduce_scatter": lambda e, x: e.reduce_scatter(x),
-    "all_to_all": lambda e, x: e.all_to_all(x),
-    "broadcast": lambda e, x: e.broadcast(x, 0),
-    "permute": lambda e, x: e.permute(x, [(e.size - 1, 0)], fill=7),
-    "halo_exchange": lambda e, x: e.halo_exchange(x, {0: "ring"}),
-    "halo_reduce": lambda e, x: e.halo_reduce(x, {0: "ring"}),
-    "neighbor_allgather": lambda e, x: torch.cat(e.neighbor_allgather(x)),
-    "neighbor_allreduce": lambda e, x: e.neighbor_allreduce(x),
-    "ring_pass": lambda e, x: torch.stack([(s + 1) * b for s, b in e.ring_pass(x)]).sum(0),
-    "ring_fold": lambda e, x: e.ring_fold(lambda s, b, x: (s + 1) * b * x, x, x),
-    "shapes='discover'": lambda e, x: e.shift(x, shapes="discover"),
-    "like=": lambda e, x: e.shift(x, like=x),
-}  # fmt: skip
-
-
-def row_by_row(adapter: Adapter, name: str) -> Tensor:
-    exchange = Exchange(Ring, adapter)
-    operation, rows = partial(OPERATIONS[name], exchange), of(exchange.rank, 2, 60)
-    whole = vmap(operation)(rows)
-    torch.testing.assert_close(whole, torch.stack([operation(row) for row in rows]))
-    gradients = vmap(grad(lambda x: operation(x).pow(2).sum()))(rows)
-    single = [grad(lambda x: operation(x).pow(2).sum())(row) for row in rows]
-    torch.testing.assert_close(gradients, torch.stack(single))
-    return tensor(whole)
-
-
-@SHOWN
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_operation_gives_under_vmap_what_it_gives_row_by_row(world: World, name: str) -> None:
-    world(row_by_row, 3, name)
-
-
-def of_other_sizes(adapter: Adapter) -> str:
-    exchange = Exchange(Ring, adapter)
-    with pytest.raises(ExchangeMismatch, match=r"tensors: .* / ") as caught:
-        vmap(exchange.shift)(of(exchange.rank, 3 + exchange.rank, 2))
-    return str(caught.value)
-
-
-@SHOWN
-def test_batches_of_different_sizes_are_a_mismatch_that_names_both(rank_pool: object) -> None:
-    def program(adapter: Adapter) -> None:
-        exchange = Exchange(Ring, adapter)
-        vmap(exchange.shift)(of(exchange.rank, 3 + exchange.rank, 2))
-
-    with pytest.raises(ExchangeMismatch, match=r"float64\[3, 2\].*float64\[4, 2\]"):
-        simulate(2, program)
-    for text in World("gloo", rank_pool)(of_other_sizes, 2):  # type: ignore[arg-type]
-        assert "float64[3, 2]" in text
-        assert "float64[4, 2]" in text
