@@ -160,7 +160,7 @@ def test_the_advanced_profiler_counts_calls_of_shift_and_its_own_actions_stay_wh
 
 
 @pytest.mark.cell("Lightning profilers", "lightning")
-@pytest.mark.ranks(1, backend=None)
+@pytest.mark.ranks(1, backend=None, fresh=True)
 def test_after_an_error_in_a_step_the_profiler_is_let_go_of() -> None:
     class Raising(ring_class("lightning.pytorch")):  # type: ignore[misc]
         def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
