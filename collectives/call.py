@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .header import Pair
+    from .state import Counters
 
 __all__ = ["MOST_CALLS", "Call"]
 
@@ -83,7 +84,7 @@ class Call:
         self.name, self.topology, self.mode, self.phase = name, topology, grad, phase
         self.verify, self.owner = verify, owner
         self.trees = (("", ""),) * len(plan.lanes) if trees is None else trees
-        self.operation = plan.operation
+        self.counters: Counters | None = None  # of its operation, once it was started
         self.pairs: list[Pair] | None = None  # what headers say of it, once they have been asked
         self.inputs = [leaf for lane in sends for leaf in lane]
         self.outputs = [leaf for lane in recvs for leaf in lane]

@@ -151,7 +151,9 @@ class Engine:
             works.append(send([packed.flat], peer, tag ^ mix))
 
     def _count(self, call: Call) -> None:
-        counters = self.counters[call.operation]
+        counters = call.counters
+        if counters is None:
+            counters = call.counters = self.counters[call.plan.operation]
         counters.exchanges += 1
         counters.messages_sent += call.messages_sent
         counters.bytes_sent += call.bytes_sent

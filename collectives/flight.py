@@ -119,9 +119,10 @@ class Flight:
             self.landed = True
             state.waiting = None
             self.trace.ended = moved
-            counters = self.engine.counters[self.call.operation]
-            counters.seconds += moved - self.begun
-            counters.waited += moved - self.entered
+            counters = self.call.counters
+            if counters is not None:
+                counters.seconds += moved - self.begun
+                counters.waited += moved - self.entered
         results, self.results = self.results, []
         # A result that requires grad keeps its node alive, and the node this flight.
         self.inputs, self.works = (), ()
