@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 from collectives.discovery import describe
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.guard import describe as describe_error
+from collectives.ranges import WATCHERS, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,6 +61,15 @@ class _LoggingTrainer(_SteppingTrainer, Protocol):
     def loggers(self) -> Sequence[_LoggerLike]: ...
 
 
+class _ProfilingTrainer(Protocol):
+    @property
+    def profiler(self) -> object: ...
+
+
+# One that does nothing; one that torch's own ranges reach anyway; and those in which an action
+# within an action would end the outer one.
+_NOT_TOLD = {"PassThroughProfiler", "PyTorchProfiler", "AdvancedProfiler", "XLAProfiler"}
+
 CloseOn = Literal["never", "teardown"]
 _Callback = TypeVar("_Callback")
 
@@ -75,9 +85,11 @@ def exchange_callback(
 
     Convenience only: an Exchange with a :class:`LightningAdapter` works without it. After each
     backward it checks that the exchanges ran backward too; an exception on one rank fails the
-    exchanges of all at once; each training batch it marks the step, for adapters that do not; and
-    it hands the counters of rank 0 to the Trainer's loggers, as ``exchange/...``, every
-    ``log_every_n_steps`` optimizer steps.
+    exchanges of all at once; each training batch it marks the step, for adapters that do not;
+    it hands the counters of rank 0 to the Trainer's loggers, as ``exchange/bytes``,
+    ``exchange/wait_ms``, ``exchange/shift/bytes``, ..., every ``log_every_n_steps`` optimizer
+    steps; and it gives the SimpleProfiler a row for each kind of exchange (the PyTorchProfiler
+    needs nobody for that).
 
     Args:
         callback_class: ``Callback`` of ``lightning.pytorch`` or ``pytorch_lightning``.
@@ -113,11 +125,20 @@ class _ExchangeHooks:
         self._log = log
         self._close_on = close_on
         self._begin = 0  # optimizer steps before this batch
+        self._watcher: Watcher | None = None
         self._recipe = partial(exchange_callback, callback_class, log=log, close_on=close_on)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by recipe, as ddp_spawn needs: the class was made on the fly."""
         return self._recipe, (self._exchange,)
+
+    def setup(self, trainer: _ProfilingTrainer, *_: object, **__: object) -> None:
+        """Let the Trainer's profiler see exchanges."""
+        self._unwatch()
+        profiler = trainer.profiler
+        if _NOT_TOLD.isdisjoint(kind.__name__ for kind in type(profiler).__mro__):
+            self._watcher = cast("Watcher", profiler)
+            WATCHERS.append(self._watcher)
 
     def on_train_batch_start(self, trainer: _SteppingTrainer, *arguments: object) -> None:
         """Say which step begins."""
@@ -146,13 +167,20 @@ class _ExchangeHooks:
         """Tell the other ranks at once, which would otherwise wait for this one."""
         *_, exception = arguments  # after trainer and module
         assert isinstance(exception, BaseException)
+        self._unwatch()  # there will be no teardown
         with suppress(CollectivesError):  # Lightning goes on with the exception itself
             self._exchange.abort(describe_error(exception))
 
     def teardown(self, *_: object, **__: object) -> None:
         """Close the exchange, if that was asked for."""
+        self._unwatch()
         if self._close_on == "teardown":
             self._exchange.close()
+
+    def _unwatch(self) -> None:
+        if self._watcher is not None:
+            WATCHERS[:] = [watcher for watcher in WATCHERS if watcher is not self._watcher]
+            self._watcher = None
 
 
 def _is_callback_class(candidate: object) -> bool:

@@ -18,7 +18,7 @@ held where it fails. They are counted nowhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from .call import Call
     from .engine import Engine
     from .flight import Flight
-    from .signature import Signature
+    from .signature import Signature, Verify
     from .transport import Transport, Work
 
 __all__ = [
     "DESCRIPTION_TAG",
     "HEADER_TAG",
     "Agreement",
-    "Verify",
     "agree_always",
     "agreement",
     "compare_headers",
@@ -49,7 +48,6 @@ __all__ = [
 ]
 
 Agreement = Callable[["Flight"], None]
-Verify = Literal["auto", "always", "off"]
 
 # Payload tags end in a number and a lane below 20 bits of digest: one of them is this one, with
 # this number, once in 2**30. (0x7FFFFFF0 belongs to an abort.)
@@ -185,7 +183,8 @@ def swap(
     _post(engine.transport, posts, works)
     one_by_one = len(works) == len(posts)
     for post, work in zip(posts if one_by_one else [None] * len(works), works, strict=True):
-        work.wait(flight.deadline.remaining(flight.elapsed))
+        # Where a wait only orders streams, the host must be held until it can read what came.
+        getattr(work, "arrive", work.wait)(flight.deadline.remaining(flight.elapsed))
         if post is not None and post.kind == "recv":
             check(post.peer, _as_bytes(post.tensor))
     if not one_by_one:
@@ -212,25 +211,30 @@ def signature_of(flight: Flight) -> Signature:
 
 
 def _pair(call: Call, peer: int) -> Pair | None:
-    lanes = list(zip(call.plan.lanes, call.sends, call.recvs, strict=True))
-    out = [(lane.key, leaves) for lane, leaves, _ in lanes if lane.destination == peer]
-    into = [(lane.key, leaves) for lane, _, leaves in lanes if lane.source == peer]
-    if call.phase != 0 and not any(leaves for _, leaves in (*out, *into)):
+    lanes = list(zip(call.plan.lanes, call.sends, call.recvs, call.trees, strict=True))
+    out = [(lane.key, tree, leaves) for lane, leaves, _, (tree, _) in lanes
+           if lane.destination == peer]  # fmt: skip
+    into = [(lane.key, tree, leaves) for lane, _, leaves, (_, tree) in lanes
+            if lane.source == peer]  # fmt: skip
+    if call.phase != 0 and not any(leaves for *_, leaves in (*out, *into)):
         return None
-    smooth_out = any(leaf.differentiable for _, leaves in out for leaf in leaves)
-    smooth_in = any(leaf.differentiable for _, leaves in into for leaf in leaves)
+    smooth_out = any(leaf.differentiable for *_, leaves in out for leaf in leaves)
+    smooth_in = any(leaf.differentiable for *_, leaves in into for leaf in leaves)
     (sends, expects) = (_digest_of(call, lanes_) for lanes_ in (out, into))
     grad = call.grad and (smooth_out or smooth_in)
     facts = (call.plan.op, call.name, call.topology, call.phase, grad)
     # Both ends forget at the same moment, so the key need not be alike on both.
     key = digest((facts, sends, expects))
-    return Pair(peer, sends, expects, sum(len(leaves) for _, leaves in out), smooth_out, key)
+    return Pair(peer, sends, expects, sum(len(leaves) for *_, leaves in out), smooth_out, key)
 
 
-def _digest_of(call: Call, lanes: Sequence[tuple[int, tuple[object, ...]]]) -> int:
+def _digest_of(call: Call, lanes: Sequence[tuple[int, str, tuple[object, ...]]]) -> int:
     """Return the digest of what must be alike on both ends: counts where shapes are discovered."""
     return digest(
-        [(key, len(leaves) if call.discovers else list(map(str, leaves))) for key, leaves in lanes]
+        [
+            (key, tree, len(leaves) if call.discovers else list(map(str, leaves)))
+            for key, tree, leaves in lanes
+        ]
     )
 
 

@@ -20,16 +20,19 @@ from torch.autograd.function import FunctionCtx
 from .chain import Record, calling_place
 from .errors import ArgumentError, ExchangeError
 from .gradients import Grads, gradients_of, mark_constants, outputs_of, single, spread, zeros
+from .transforms import in_every_batch, transformed, with_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch._functorch.autograd_function import VmapInfo
 
     from .call import Call
     from .chain import Chain
     from .engine import Engine
     from .flight import Flight
 
-__all__ = ["differentiable", "join", "start_differentiable", "transformed", "unpack", "wanted"]
+__all__ = ["differentiable", "join", "start_differentiable", "under_transforms", "unpack", "wanted"]
 
 
 def wanted(call: Call) -> bool:
@@ -37,15 +40,10 @@ def wanted(call: Call) -> bool:
     return call.differentiable and (torch.is_grad_enabled() or forward_ad._current_level >= 0)
 
 
-def transformed() -> bool:
-    """Whether a torch.func transform is at work."""
-    return torch._C._are_functorch_transforms_active()
-
-
 def differentiable(flight: Flight, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Run a call under autograd and return its outputs."""
-    if torch._C._are_functorch_transforms_active():
-        return _transformed(flight, inputs)
+    if transformed():
+        return under_transforms(flight, inputs)
     chain, record = _recorded(flight, inputs)
     results = _run_exchange(flight, chain.link(record), *inputs)
     chain.advance(record, results[0])
@@ -61,7 +59,7 @@ def start_differentiable(
     of the first waits for it, and what was computed in between forward is computed in between
     backward.
     """
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if transformed() or forward_ad._current_level >= 0:
         outputs = differentiable(flight, inputs)  # tangents need what has arrived
         return lambda: outputs
     chain, record = _recorded(flight, inputs)
@@ -98,7 +96,8 @@ def _recorded(flight: Flight, inputs: Sequence[Tensor]) -> tuple[Chain, Record]:
     return flight.engine.state.chain, record
 
 
-def _transformed(flight: Flight, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+def under_transforms(flight: Flight, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Run a call on tensors that torch.func has wrapped, differentiable or not."""
     if flight.outs is not None:
         raise ArgumentError(
             f"{flight.call.plan.op}: out= cannot be used inside torch.func transforms (rank"
@@ -144,10 +143,12 @@ def unpack(ctx: FunctionCtx, record: Record | None, engine: Engine) -> tuple[Ten
 def _tangents(flight: Flight, tangents: Grads) -> list[Tensor | None]:
     """Send the tangents along the plan and return one per output."""
     call, device = flight.call, flight.engine.device
-    leaves = [
-        single(flight, t) if (t := tangents[i]) is not None else zeros(call.inputs[i], device)
-        for i in call.differentiable_inputs
-    ]
+    leaves = in_every_batch(
+        [
+            single(flight, t) if (t := tangents[i]) is not None else zeros(call.inputs[i], device)
+            for i in call.differentiable_inputs
+        ]
+    )
     forward = flight.tangent()
     arrived = differentiable(forward, leaves) if wanted(forward.call) else forward.now(leaves)
     return spread(call.differentiable_outputs, arrived, len(call.outputs))
@@ -196,7 +197,7 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
-        gradients = gradients_of(flight, grads)
+        gradients = in_every_batch(gradients_of(flight, grads))
         arrived = _apply(_Transformed, flight.reverse(), *gradients)
         return (None, *spread(flight.call.differentiable_inputs, arrived, len(flight.call.inputs)))
 
@@ -206,12 +207,12 @@ class _Transformed(torch.autograd.Function):
         return tuple(_tangents(flight, tangents[1:]))
 
     @staticmethod
-    def vmap(info: object, in_dims: object, flight: Flight, *inputs: Tensor) -> None:
-        del info, in_dims, inputs
-        raise ArgumentError(
-            f"{flight.call.plan.op}: cannot run under vmap (rank {flight.engine.rank} of"
-            f" {flight.engine.size}); exchange the batched tensor as a whole, outside vmap"
-        )
+    def vmap(
+        info: VmapInfo, in_dims: tuple[int | None, ...], flight: Flight, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        whole, batches = with_batch(flight, info.batch_size, in_dims[1:], inputs)
+        outputs = _apply(_Transformed, whole, *batches)
+        return outputs, (0,) * len(outputs)
 
 
 class _Start(torch.autograd.Function):

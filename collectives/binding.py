@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .agree import Verify, agreement
+from .agree import agreement
 from .deadline import Deadline
 from .engine import Engine
 from .errors import ContextError, TopologyError
 from .facts import shortened
-from .guard import attach
+from .guard import attach, stay_unwatched
 from .record import FlightRecord, take
 from .renewal import successor
 from .settings import check_settings
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .call import Call
     from .context import Context
     from .plan import Plan
+    from .signature import Verify
     from .transport import Transport
 
 __all__ = ["Binding", "Route", "bind_exchange", "release", "resolve"]
@@ -98,7 +99,7 @@ class Binding:
         context: Where this process stands.
         topology: With the right size.
         name: Of the Exchange.
-        signed: Whether signatures are part of the tags.
+        verify: Of the Exchange.
         deadline: Unless a call brings its own.
         routes: By operation and its arguments.
         sizes: What ``shapes="once"`` was told, by operation and what this rank has.
@@ -114,7 +115,7 @@ class Binding:
     context: Context
     topology: Topology
     name: str
-    signed: bool
+    verify: Verify
     deadline: Deadline
     routes: dict[object, Route] = field(default_factory=dict)
     sizes: dict[str, dict[object, list[list[int]]]] = field(default_factory=dict)
@@ -135,6 +136,11 @@ class Binding:
         return self.generation == _generation and self.alive()
 
     @property
+    def signed(self) -> bool:
+        """Whether signatures are part of the tags, and waits are watched."""
+        return self.verify != "off"
+
+    @property
     def guarded(self) -> ProcessGroup | None:
         """The group, if it is one that a guard watches over."""
         return self.context.group if self.signed and self.engine.size > 1 else None
@@ -149,9 +155,14 @@ class Binding:
                 self.engine.device,
                 label=self.engine.transport.label,
                 topology=self.digest,
+                verify=self.verify,
                 timeout=deadline.seconds,
             )
+        if isinstance(self.engine.transport, GroupTransport):
+            self.engine.transport.open(deadline.seconds)
         if not self.owner:
+            if not self.signed and self.context.group is not None and self.engine.size > 1:
+                stay_unwatched(self.context.group, self.digest)
             state.owners += 1
             self.owner = state.owners
 
@@ -218,7 +229,7 @@ def bind_exchange(
         context=context,
         topology=resolved,
         name=name,
-        signed=verify != "off",
+        verify=verify,
         deadline=deadline,
         digest=shortened(repr(resolved), _LONGEST_DIGEST),
     )

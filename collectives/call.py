@@ -9,26 +9,27 @@ of 4 KiB: 13 times faster than one by one); larger ones go singly, without a cop
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from .messages import (
     LONG,
-    PACK_UP_TO,
-    PACKABLE,
-    SHARE_FROM,
     Leaf,
     Pack,
     PackedMessage,
+    Parcel,
     SingleMessage,
+    packed_groups,
+    parcels_of,
 )
 from .plan import Lane, Plan
 from .recycling import WORTH_IT
-from .signature import NO_GRADIENT, PHASES, Signature
+from .signature import NO_GRADIENT, PHASES, Signature, Verify
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Sequence
 
     from .header import Pair
+    from .state import Counters
 
 __all__ = ["MOST_CALLS", "Call"]
 
@@ -39,15 +40,6 @@ Specs = tuple[tuple[Leaf, ...], ...]
 # Of one operation: shapes that change at every step would fill the cache, and a call costs about
 # 50 us to make anew.
 MOST_CALLS = 256
-
-
-class _Parcel(NamedTuple):
-    """One leaf on one lane."""
-
-    key: int
-    part: int
-    position: int
-    leaf: Leaf
 
 
 class Call:
@@ -62,8 +54,10 @@ class Call:
         grad: Whether grad mode was on in the forward call (kept as ``mode``): it takes part in
             matching where there is anything to differentiate (then ``grad`` is set).
         phase: Index into ``signature.PHASES``.
-        signed: Put the signature's digest into the tags.
+        verify: Of the Exchange; unless it is "off", the signature's digest is in the tags.
         owner: Number of the Exchange on its group, in the order of their first calls.
+        trees: Forward, for each lane: how the tree is built that leaves, and the one that arrives,
+            in words.
 
     Inputs and outputs are numbered through all lanes. ``send_singles`` and ``recv_singles`` hold
     the tensors that go by themselves, ``send_packs`` and ``recv_packs`` the rest, ``copies`` pairs
@@ -82,12 +76,15 @@ class Call:
         topology: str = "",
         grad: bool = False,
         phase: int = 0,
-        signed: bool = True,
+        verify: Verify = "auto",
         owner: int = 0,
+        trees: tuple[tuple[str, str], ...] | None = None,
     ) -> None:
         self.plan, self.sends, self.recvs = plan, sends, recvs
         self.name, self.topology, self.mode, self.phase = name, topology, grad, phase
-        self.signed, self.owner = signed, owner
+        self.verify, self.owner = verify, owner
+        self.trees = (("", ""),) * len(plan.lanes) if trees is None else trees
+        self.counters: Counters | None = None  # of its operation, once it was started
         self.pairs: list[Pair] | None = None  # what headers say of it, once they have been asked
         self.inputs = [leaf for lane in sends for leaf in lane]
         self.outputs = [leaf for lane in recvs for leaf in lane]
@@ -104,14 +101,14 @@ class Call:
         self.recv_singles: list[SingleMessage] = []
         self.send_packs: list[PackedMessage] = []
         self.recv_packs: list[PackedMessage] = []
-        outgoing: dict[int, list[_Parcel]] = {}
-        incoming: dict[int, list[_Parcel]] = {}
+        outgoing: dict[int, list[Parcel]] = {}
+        incoming: dict[int, list[Parcel]] = {}
         first_in = first_out = 0
-        for lane, out, into in zip(plan.lanes, sends, recvs, strict=True):
+        for lane, out, into, trees_ in zip(plan.lanes, sends, recvs, self.trees, strict=True):
             self._add_lane(
                 lane,
-                _parcels(lane, out, first_in),
-                _parcels(lane, into, first_out),
+                parcels_of(lane.key, out, first_in, trees_[0]),
+                parcels_of(lane.key, into, first_out, trees_[1]),
                 outgoing,
                 incoming,
             )
@@ -143,16 +140,17 @@ class Call:
         )
         self.large = any(leaf.nbytes >= WORTH_IT for leaf in self.outputs)
         self.long = any(m.leaf.nbytes >= LONG for m in (*self.send_singles, *self.recv_singles))
+        self.batches: dict[int, Call] = {}  # the same with a batch in front, by its size
         self._reverse: Call | None = None
         self._tangent: Call | None = None
 
     def _add_lane(
         self,
         lane: Lane,
-        out: list[_Parcel],
-        into: list[_Parcel],
-        outgoing: dict[int, list[_Parcel]],
-        incoming: dict[int, list[_Parcel]],
+        out: list[Parcel],
+        into: list[Parcel],
+        outgoing: dict[int, list[Parcel]],
+        incoming: dict[int, list[Parcel]],
     ) -> None:
         if lane.source == self.plan.rank:
             self.copies += [(a.position, b.position) for a, b in zip(out, into, strict=True)]
@@ -167,12 +165,12 @@ class Call:
     def _add_messages(
         self,
         peer: int,
-        parcels: list[_Parcel],
+        parcels: list[Parcel],
         singles: list[SingleMessage],
         packs: list[PackedMessage],
     ) -> None:
         """Make messages of all that goes to, or comes from, one peer: alike on both ends."""
-        groups = [group for group in _small_by_dtype(parcels) if _worth_packing(group)]
+        groups = packed_groups(parcels)
         packed = {parcel.position for group in groups for parcel in group}
         for parcel in parcels:
             if parcel.position not in packed:
@@ -186,14 +184,14 @@ class Call:
             )
             packs.append(PackedMessage(pack, peer, self._tag("pack", group)))
 
-    def _tag(self, kind: str, parcels: list[_Parcel]) -> int:
+    def _tag(self, kind: str, parcels: list[Parcel]) -> int:
         """Return a tag with an empty sequence field; see ``collectives.signature``."""
         digest = 0
-        if self.signed:
+        if self.verify != "off":
             # Of this message alone: another of the call may carry what this end cannot see.
             grad = self.grad and any(parcel.leaf.differentiable for parcel in parcels)
             facts = (self.topology, self.name, self.plan.op, self.phase, grad, kind)
-            contents = [(parcel.key, parcel.part, str(parcel.leaf)) for parcel in parcels]
+            contents = [(p.key, p.part, str(p.leaf), p.tree) for p in parcels]
             digest = zlib.crc32(repr((facts, contents)).encode()) & ((1 << DIGEST_BITS) - 1)
         return digest << (SEQUENCE_BITS + 1) | (parcels[0].key & 1)
 
@@ -232,12 +230,14 @@ class Call:
             topology=self.topology,
             grad=self.grad,
             phase=phase,
-            signed=self.signed,
+            verify=self.verify,
             owner=self.owner,
         )
 
     def signature(self, sequence: int, step: tuple[int, ...], where: str) -> Signature:
         """Return what the other ranks' exchange of this number must agree with."""
+        sent, awaited = (_in_words(specs, [t[side] for t in self.trees])
+                         for side, specs in enumerate((self.sends, self.recvs)))  # fmt: skip
         return Signature(
             op=self.plan.op,
             name=self.name,
@@ -245,35 +245,11 @@ class Call:
             phase=PHASES[self.phase],
             grad=NO_GRADIENT if not self.differentiable else "grad" if self.grad else "no_grad",
             step=step,
-            tensors=_in_words(self.sends) if self.sends == self.recvs
-            else f"{_in_words(self.sends)} for {_in_words(self.recvs)}",
+            tensors=sent if sent == awaited else f"{sent} for {awaited}",
             sequence=sequence,
             where=where,
-        )  # fmt: skip
-
-
-def _parcels(lane: Lane, leaves: tuple[Leaf, ...], first: int) -> list[_Parcel]:
-    return [_Parcel(lane.key, i, first + i, leaf) for i, leaf in enumerate(leaves)]
-
-
-def _small_by_dtype(parcels: list[_Parcel]) -> list[list[_Parcel]]:
-    groups: dict[torch.dtype, list[_Parcel]] = {}
-    for parcel in parcels:
-        if parcel.leaf.nbytes <= PACK_UP_TO and parcel.leaf.dtype in PACKABLE:
-            groups.setdefault(parcel.leaf.dtype, []).append(parcel)
-    return list(groups.values())
-
-
-def _worth_packing(group: list[_Parcel]) -> bool:
-    """Whether one message and two copies take less time than a message each.
-
-    Where both lanes lead to one peer (a ring of two) they may share a message; two tensors alone
-    are worth it from a certain size on.
-    """
-    lanes = len({parcel.key for parcel in group})
-    if len(group) > lanes:
-        return True
-    return len(group) > 1 and sum(parcel.leaf.nbytes for parcel in group) >= SHARE_FROM
+            verify=self.verify,
+        )
 
 
 # A backward inside a backward alternates; the forward's own phase is never taken again.
@@ -284,9 +260,10 @@ def _differentiable(leaves: list[Leaf]) -> list[int]:
     return [i for i, leaf in enumerate(leaves) if leaf.differentiable]
 
 
-def _in_words(specs: Specs) -> str:
+def _in_words(specs: Specs, trees: Sequence[str]) -> str:
     lanes = []
-    for lane in specs:
+    for lane, tree in zip(specs, trees, strict=True):
         shown = ", ".join(map(str, lane[:4]))
-        lanes.append(f"({shown}, ... {len(lane)} tensors)" if len(lane) > 4 else f"({shown})")
+        more = f", ... {len(lane)} tensors" if len(lane) > 4 else ""
+        lanes.append(f"({shown}{more})" + (f" as {tree}" if tree else ""))
     return " | ".join(lanes)

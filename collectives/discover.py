@@ -34,8 +34,10 @@ from .errors import ArgumentError, ExchangeMismatch
 from .flight import Flight
 from .header import SIZE
 from .messages import Leaf, PackedMessage, SingleMessage
+from .ranges import ranged
 from .signature import DISCOVERY, NO_GRADIENT
 from .trace import Trace
+from .transforms import outside
 
 if TYPE_CHECKING:
     from .binding import Binding, Route
@@ -111,7 +113,7 @@ def discover(draft: Flight, route: Route) -> Flight:
         ExchangeMismatch: A peer is in another exchange, or sends another number of tensors.
     """
     engine, state = draft.engine, draft.engine.state
-    once = route.once and notices(engine, signed=draft.call.signed)
+    once = route.once and notices(engine, signed=draft.call.verify != "off")
     mine = (torch.is_grad_enabled(), draft.call.sends)
     if once and (known := route.known.get(mine)) is not None:
         return Flight(engine, known, draft.sequence, draft.deadline, None, draft.fill)
@@ -121,7 +123,8 @@ def discover(draft: Flight, route: Route) -> Flight:
     if engine.transport.announce is not None:
         engine.transport.announce(signature_of(draft))
     try:
-        recvs = _ask(draft)
+        with ranged(draft.call, "shapes"), outside():
+            recvs = _ask(draft)
     except BaseException as error:
         failure = engine.failure(error, draft)
         if failure is error:
@@ -152,8 +155,9 @@ def _keep(calls: dict[object, Call], key: object, draft: Call, recvs: Specs) -> 
         name=draft.name,
         topology=draft.topology,
         grad=torch.is_grad_enabled(),
-        signed=draft.signed,
+        verify=draft.verify,
         owner=draft.owner,
+        trees=draft.trees,
     )
     return calls[key]
 

@@ -9,6 +9,7 @@ out is closed, and whatever came next would fail with a text that hides the caus
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -49,7 +50,7 @@ class Engine:
     def __init__(self, transport: Transport, device: torch.device, state: GroupState) -> None:
         self.transport, self.device, self.state = transport, device, state
         self.rank, self.size = transport.rank, transport.size
-        self.counters = Counters()
+        self.counters: defaultdict[str, Counters] = defaultdict(Counters)  # by operation
         self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
         self._announce = transport.announce
         self.agree: Callable[[Flight], None] | None = None
@@ -150,7 +151,9 @@ class Engine:
             works.append(send([packed.flat], peer, tag ^ mix))
 
     def _count(self, call: Call) -> None:
-        counters = self.counters
+        counters = call.counters
+        if counters is None:
+            counters = call.counters = self.counters[call.plan.operation]
         counters.exchanges += 1
         counters.messages_sent += call.messages_sent
         counters.bytes_sent += call.bytes_sent

@@ -48,6 +48,7 @@ class Facts:
         job: What tells the job from others; see ``collectives.launcher.find_job``.
         torch: Version of torch; what follows a "+" (the build) may differ.
         protocol: Of this library.
+        verify: Of the first Exchange.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class Facts:
     job: str = ""
     torch: str = ""
     protocol: int = PROTOCOL
+    verify: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ class Entry(NamedTuple):
             _text(found["job"]),
             _text(found["torch"]),
             _number(found["protocol"]),
+            _text(found.get("verify", "")),
         )
         process = Process(_text(found["host"]), _number(found["pid"]), _text(found["token"]))
         return cls(
@@ -193,6 +196,7 @@ _FACTS = {
     "size": "start all ranks with the same number of ranks (WORLD_SIZE)",
     "torch": "install one version of torch on all ranks",
     "topology": "make the Exchange with the same topology on all ranks",
+    "verify": "make the Exchange with the same verify= on all ranks",
 }
 
 

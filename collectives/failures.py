@@ -140,6 +140,8 @@ def _peers(engine: Engine, flight: Flight) -> list[int]:
 def _advice(flight: Flight, guard: Guard | None) -> str:
     # With a guard, ranks that wait in different exchanges have been found by now.
     same = f"{_SAME}. " if guard is None else ""
+    if flight.call.verify == "off":
+        same += "This rank has verify='off': do all of them? "
     if flight.call.phase == 0:
         return same
     return f"Does the loss of that rank depend on it (loss = exchange.join(loss))? {same}"

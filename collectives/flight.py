@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 from torch.autograd.graph import increment_version
 
 from .dtypes import as_memory
+from .ranges import WATCHERS, ranged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,7 +56,9 @@ class Flight:
     landed = False
     failed: Work | None = None  # whose wait raised
     begun = 0.0
+    entered = 0.0  # when the wait began
     agreed = False  # begun before its start: peers have said that they are in the same exchange
+    wrapped = False  # its inputs belong to a torch.func transform, and have no memory
     early: Sequence[Post] = ()  # what goes before the payload, while it is on its way
     adjoint: Callable[[], Sequence[Tensor]] | None = None
 
@@ -74,14 +78,26 @@ class Flight:
 
     def start(self, inputs: Sequence[Tensor]) -> Flight:
         """Post all messages, outside autograd; one input per input of the call."""
+        if profiler._is_profiler_enabled or WATCHERS:
+            with ranged(self.call, "post"):
+                return self.engine.start(self, inputs)
         return self.engine.start(self, inputs)
 
     def now(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Post all messages and wait for them, outside autograd."""
-        return self.engine.start(self, inputs).wait()
+        if profiler._is_profiler_enabled or WATCHERS:
+            with ranged(self.call):
+                return self.engine.start(self, inputs)._finish()
+        return self.engine.start(self, inputs)._finish()
 
     def wait(self) -> list[Tensor]:
         """Return the outputs once all messages have been moved; nothing the second time."""
+        if not self.landed and (profiler._is_profiler_enabled or WATCHERS):
+            with ranged(self.call, "wait"):
+                return self._finish()
+        return self._finish()
+
+    def _finish(self) -> list[Tensor]:
         if not self.landed:
             state = self.engine.state
             state.waiting = self
@@ -103,7 +119,10 @@ class Flight:
             self.landed = True
             state.waiting = None
             self.trace.ended = moved
-            self.engine.counters.seconds += moved - self.begun
+            counters = self.call.counters
+            if counters is not None:
+                counters.seconds += moved - self.begun
+                counters.waited += moved - self.entered
         results, self.results = self.results, []
         # A result that requires grad keeps its node alive, and the node this flight.
         self.inputs, self.works = (), ()
@@ -112,7 +131,8 @@ class Flight:
     def _land(self) -> float:
         """Wait for all messages, and return when the last of them had been moved."""
         begun, deadline, now = self.begun, self.deadline, time.monotonic
-        full, exact, moved = deadline.full, begun + deadline.GRACE, now()
+        self.entered = moved = now()
+        full, exact = deadline.full, begun + deadline.GRACE
         work = None
         try:
             for work in self.works:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
@@ -16,6 +15,7 @@ from .guard import describe, stay_away, watchdog
 from .joining import join_chain
 from .move import raise_left_over
 from .renewal import renew_group, successor
+from .state import in_numbers
 from .topology import Mesh, Topology
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .agree import Verify
     from .context import Adapter
     from .record import FlightRecord
+    from .signature import Verify
 
 __all__ = ["BoundLate"]
 
@@ -266,10 +266,12 @@ class BoundLate:
 
         Returns:
             ``exchanges`` (calls, backward ones included), ``messages_sent``, ``bytes_sent``,
-            ``bytes_received``, ``seconds`` (from posting to arrival, summed). Copies within the
-            rank are not counted.
+            ``bytes_received``, ``bytes`` (both), ``seconds`` (from posting to arrival, summed),
+            ``wait_ms`` (milliseconds of these that this rank stood still); and the same of each
+            operation: ``shift/bytes``. Copies within the rank are not counted. What a GPU waits
+            for does not hold up this rank, and is not in ``wait_ms``.
         """
-        return asdict(self._bound().engine.counters)
+        return in_numbers(self._bound().engine.counters)
 
     def flight_record(self) -> FlightRecord:
         """Return what this rank's group remembers of its last 64 exchanges, to be saved as JSON.

@@ -12,7 +12,7 @@ from .call import MOST_CALLS, Call, Specs
 from .checks import PLAIN, check_lanes, is_wrapped, plain
 from .discover import Draft, check_draft, refuse_sizes
 from .messages import Leaf
-from .trees import LEAF, Structure, flatten
+from .trees import LEAF, Structure, flatten, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +87,7 @@ def _flatten(
             continue
         else:
             leaves, structure = flatten(tree, f"{op} {binding.here}")
-            key.append(structure.count)
+            key.append(structure)
         structures.append(structure)
         if not _are_plain(leaves, device):
             leaves = [plain(binding, op, x) for x in leaves]  # the same tensors, as they travel
@@ -113,7 +113,7 @@ def _are_plain(leaves: list[Tensor], device: torch.device) -> bool:
 
 
 def _key(tensors: list[Tensor], structures: list[Structure | None]) -> Key:
-    key: list[object] = [structure and structure.count for structure in structures]
+    key: list[object] = list(structures)
     for x in tensors:
         key += (x.shape, x.dtype)
     return tuple(key)
@@ -153,8 +153,9 @@ def _make_call(
         name=binding.name,
         topology=binding.digest,
         grad=torch.is_grad_enabled(),
-        signed=binding.signed,
+        verify=binding.verify,
         owner=binding.owner,
+        trees=tuple(zip(map(in_words, sent), map(in_words, arriving), strict=True)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,7 +19,10 @@ __all__ = [
     "Leaf",
     "Pack",
     "PackedMessage",
+    "Parcel",
     "SingleMessage",
+    "packed_groups",
+    "parcels_of",
 ]
 
 # Up to so many bytes a message of its own costs more than a copy into a common one.
@@ -58,6 +62,50 @@ class Leaf(NamedTuple):
     def nbytes(self) -> int:
         """Bytes on the wire."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Parcel(NamedTuple):
+    """One leaf on one lane.
+
+    Args:
+        key: Of the lane.
+        part: Number of the leaf in its tree.
+        position: Among the inputs or outputs of the call.
+        leaf: What it is.
+        tree: How the tree is built that it belongs to, in words.
+    """
+
+    key: int
+    part: int
+    position: int
+    leaf: Leaf
+    tree: str
+
+
+def parcels_of(key: int, leaves: tuple[Leaf, ...], first: int, tree: str) -> list[Parcel]:
+    """Return the leaves of one tree on its lane, numbered from ``first``."""
+    return [Parcel(key, i, first + i, leaf, tree) for i, leaf in enumerate(leaves)]
+
+
+def packed_groups(parcels: list[Parcel]) -> list[list[Parcel]]:
+    """Return those that travel together: small ones of one dtype."""
+    groups: dict[torch.dtype, list[Parcel]] = {}
+    for parcel in parcels:
+        if parcel.leaf.nbytes <= PACK_UP_TO and parcel.leaf.dtype in PACKABLE:
+            groups.setdefault(parcel.leaf.dtype, []).append(parcel)
+    return [group for group in groups.values() if _worth_packing(group)]
+
+
+def _worth_packing(group: list[Parcel]) -> bool:
+    """Whether one message and two copies take less time than a message each.
+
+    Where both lanes lead to one peer (a ring of two) they may share a message; two tensors alone
+    are worth it from a certain size on.
+    """
+    lanes = len({parcel.key for parcel in group})
+    if len(group) > lanes:
+        return True
+    return len(group) > 1 and sum(parcel.leaf.nbytes for parcel in group) >= SHARE_FROM
 
 
 class SingleMessage(NamedTuple):
@@ -109,12 +157,12 @@ class Pack:
     indices: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
-    _free: list[Buffer] = field(default_factory=list)
+    _free: dict[int, list[Buffer]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, device: torch.device) -> Buffer:
         """Return a buffer that nobody uses."""
         try:
-            return self._free.pop()
+            return self._free[0 if device.type == "cpu" else _stream_of(device)].pop()
         except IndexError:
             sizes = [math.prod(shape) for shape in self.shapes]
             # Outside inference mode, or a kept buffer could not be written to after it.
@@ -127,13 +175,26 @@ class Pack:
                 return Buffer(flat, views, flat.view(-1, *rows.pop()) if joins else None)
 
     def give(self, buffer: Buffer) -> None:
-        """Hand a buffer back, once its message has been moved."""
-        self._free.append(buffer)
+        """Hand a buffer back, once its message has been moved.
+
+        On a GPU that is to say: to the stream that waits for it. Another must not take it.
+        """
+        flat = buffer.flat
+        if flat.is_cpu:
+            self._free[0].append(buffer)
+            return
+        flat.record_stream(torch.get_device_module(flat.device).current_stream(flat.device))
+        self._free[_stream_of(flat.device)].append(buffer)
 
     @property
     def nbytes(self) -> int:
         """Bytes on the wire."""
         return sum(Leaf(shape, self.dtype).nbytes for shape in self.shapes)
+
+
+def _stream_of(device: torch.device) -> int:
+    stream = torch.get_device_module(device).current_stream(device)
+    return int(stream.stream_id)
 
 
 class PackedMessage(NamedTuple):

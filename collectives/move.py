@@ -13,13 +13,14 @@ from torch.autograd import forward_ad
 
 from . import autograd
 from .chain import caller
-from .checks import PLAIN, check_fill, check_out
+from .checks import PLAIN, check_fill, check_out, is_wrapped
 from .deadline import deadline_of
 from .discover import discover, refuse_sizes
 from .errors import ArgumentError, ExchangeError, PendingDropped
 from .flight import Flight
 from .lookup import Structures, Trees, find_call, plain_key
 from .pending import Pending
+from .transforms import transformed
 from .trees import LEAF, Structure, flatten, unflatten
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def move(
     outputs: Sequence[Tensor]
     if call.grad or (forward_ad._current_level >= 0 and call.differentiable):
         outputs = autograd.differentiable(flight, inputs)
+    elif flight.wrapped:
+        outputs = autograd.under_transforms(flight, inputs)
     else:
         outputs = flight.now(inputs)
     return tuple(outputs) if structures is None else _build(structures, outputs)
@@ -78,6 +81,9 @@ def start_move(
     land: Callable[[], Sequence[Tensor]]
     if autograd.wanted(flight.call):
         land = autograd.start_differentiable(flight, inputs)
+    elif flight.wrapped:
+        arrived = autograd.under_transforms(flight, inputs)
+        land = lambda: arrived  # noqa: E731
     else:
         land = flight.start(inputs).wait
     return Pending(
@@ -144,11 +150,13 @@ def _prepare(
     deadline = binding.deadline if timeout is None else deadline_of(timeout)
     inputs: Sequence[Tensor]
     structures: Structures | None
+    wrapped = False
     call = None if like is not None else route.calls.get(plain_key(trees, engine.device))
     if call is not None:
         inputs, structures = trees, None  # type: ignore[assignment]  # tensors: they have the key
     else:
         call, inputs, structures = find_call(binding, route, trees, like, deadline)
+        wrapped = transformed() and any(map(is_wrapped, inputs))
     outs: Sequence[Tensor] | None = None
     gaps = False
     if out is not None:
@@ -162,6 +170,8 @@ def _prepare(
         flight.gaps = True
     if route.discover:
         flight = discover(flight, route)
+    if wrapped:
+        flight.wrapped = True
     return flight, inputs, structures
 
 

@@ -14,6 +14,7 @@ That is how the swap of the two sides on a ring of two is found without a single
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -104,6 +105,11 @@ class Plan:
                         f"{self.op}: a peer must be in 0..{self.size - 1}, got {peer}"
                         f" (rank {self.rank} of {self.size})"
                     )
+
+    @property
+    def operation(self) -> str:
+        """The operation without its arguments: ``shift``."""
+        return re.split(r"\W", self.op, maxsplit=1)[0]
 
     def reverse(self) -> Plan:
         """Return the adjoint: every lane runs the other way."""

@@ -8,8 +8,11 @@ simulator compares signatures themselves and says in words what differs.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
-__all__ = ["DISCOVERY", "NO_GRADIENT", "PHASES", "Signature"]
+__all__ = ["DISCOVERY", "NO_GRADIENT", "PHASES", "Signature", "Verify"]
+
+Verify = Literal["auto", "always", "off"]
 
 PHASES = ("forward", "backward", "double backward", "tangent")
 # Instead of a grad mode where nothing can have a gradient: the modes of two ranks may differ.
@@ -29,9 +32,10 @@ class Signature:
         phase: One of :data:`PHASES`, or :data:`DISCOVERY`.
         grad: "grad" or "no_grad": the grad mode of the forward call; or :data:`NO_GRADIENT`.
         step: As told by ``mark_step``.
-        tensors: What leaves and arrives, lane by lane, in words.
+        tensors: What leaves and arrives, lane by lane, in words; and how trees are built.
         sequence: Number of the exchange on this group; the backward keeps its forward's.
         where: ``file:line`` of the caller, when known.
+        verify: Of the Exchange: how it is made sure that all this is alike.
     """
 
     op: str
@@ -43,6 +47,7 @@ class Signature:
     tensors: str
     sequence: int
     where: str = ""
+    verify: str = "auto"
 
     def __str__(self) -> str:
         """Return one line for error texts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 from .call import DIGEST_BITS, SEQUENCE_BITS
@@ -15,11 +15,13 @@ from .recycling import Recycling
 from .trace import KEPT, Trace
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .flight import Flight
     from .guard.guard import Guard
     from .pending import Dropped
 
-__all__ = ["SEQUENCE_MASK", "Counters", "GroupState", "tag_mix"]
+__all__ = ["SEQUENCE_MASK", "Counters", "GroupState", "in_numbers", "tag_mix"]
 
 SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 _DIGEST_MASK = (1 << DIGEST_BITS) - 1
@@ -27,13 +29,42 @@ _DIGEST_MASK = (1 << DIGEST_BITS) - 1
 
 @dataclass(slots=True)
 class Counters:
-    """What one Exchange has moved on this rank, backward included."""
+    """What one Exchange has moved on this rank, backward included.
+
+    Args:
+        exchanges: Forward and backward.
+        messages_sent: Of which many tensors may be one.
+        bytes_sent: Payload.
+        bytes_received: Payload.
+        seconds: From posting to arrival.
+        waited: Seconds of these that the calling thread stood still.
+    """
 
     exchanges: int = 0
     messages_sent: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds: float = 0.0
+    waited: float = 0.0
+
+
+def in_numbers(counters: Mapping[str, Counters]) -> dict[str, float]:
+    """Return what a logger takes: all operations together, then each by its name."""
+    totals = {f.name: sum(getattr(c, f.name) for c in counters.values()) for f in fields(Counters)}
+    found = _for_logger(Counters(**totals))
+    for operation, counted in counters.items():
+        found |= {f"{operation}/{name}": value for name, value in _for_logger(counted).items()}
+    return found
+
+
+def _for_logger(counted: Counters) -> dict[str, float]:
+    numbers: dict[str, float] = asdict(counted)
+    milliseconds = 1000 * numbers.pop("waited")
+    return {
+        **numbers,
+        "bytes": counted.bytes_sent + counted.bytes_received,
+        "wait_ms": milliseconds,
+    }
 
 
 class GroupState:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -18,11 +19,12 @@ from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from .errors import ArgumentError
+from .facts import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["LEAF", "Branch", "Structure", "flatten", "unflatten"]
+__all__ = ["LEAF", "Branch", "Structure", "flatten", "in_words", "unflatten"]
 
 T = TypeVar("T")
 Row = type[list[object]] | type[tuple[object, ...]]
@@ -30,6 +32,10 @@ Row = type[list[object]] | type[tuple[object, ...]]
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict})
 _ROWS = (list, tuple)
 _PLAIN = frozenset({Tensor, Parameter})
+_LONGEST = 200  # letters of the words for a tree
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_SPEC = re.compile(r"TreeSpec\((?:(\w+), None|namedtuple, <class '(?:.*?\.)?(\w+)'>), \[")
+_LEAF_WORD = re.compile(r"(?<=[\[ ])\*(?=[\],])|^\*$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +88,43 @@ class Structure:
     row: Row | None = dataclasses.field(default=None, compare=False)
     count: int = dataclasses.field(init=False, compare=False)
 
+    def __hash__(self) -> int:
+        """Cheap: part of the key of every call; few trees of one length are built differently."""
+        return self.count
+
     def __post_init__(self) -> None:
         inner = [1 if p == "tensor" else 0 if isinstance(p, str) else p.count for p in self.places]
         object.__setattr__(self, "count", sum(inner))
 
 
 LEAF = Structure(None, ("tensor",))
+
+
+def in_words(structure: Structure | None) -> str:
+    """Return how a tree is built, alike in every process; "" for one tensor, or for nothing."""
+    if structure is None or structure.spec is None:
+        return ""
+    words = _ADDRESS.sub("", _words(structure)).replace("__mp_main__", "__main__")
+    return shortened(words, _LONGEST)
+
+
+def _words(structure: Structure) -> str:
+    if structure.spec is None:
+        return "*"
+    text = _SPEC.sub(r"\1\2([", " ".join(repr(structure.spec).split()))
+    leaves = iter(structure.places)
+    return _LEAF_WORD.sub(lambda _: _word(next(leaves, "tensor")), text)
+
+
+def _word(place: str | Branch) -> str:
+    if isinstance(place, str):
+        return "*" if place == "tensor" else "None"
+    children = map(_words, place.children)
+    if place.kind in _MAPPINGS:
+        pairs = ", ".join(f"{k!r}: {w}" for k, w in zip(place.names, children, strict=True))
+        return f"{'' if place.kind is dict else place.kind.__name__}{{{pairs}}}"
+    pairs = ", ".join(f"{k}={w}" for k, w in zip(place.names, children, strict=True))
+    return f"{place.kind.__name__}({pairs})"
 
 
 @functools.lru_cache(maxsize=256)

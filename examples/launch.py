@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["JOBS", "Job", "LaunchError", "launch"]
+__all__ = ["JOBS", "Job", "LaunchError", "launch", "on_this_host"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _GRACE = 10.0  # seconds between asking a run to end and killing it
@@ -68,7 +68,7 @@ def launch(job: Job, *, ranks: int, options: list[str], timeout: float) -> None:
     process = subprocess.Popen(
         [*job.command(ranks), *options],
         cwd=_ROOT,
-        env=_environment(os.environ),
+        env={**os.environ, **on_this_host(os.environ)},
         start_new_session=True,  # so that the ranks that the run starts can be ended with it
     )
     try:
@@ -84,10 +84,11 @@ def launch(job: Job, *, ranks: int, options: list[str], timeout: float) -> None:
         raise LaunchError(f"{job.title}: ended with exit code {code}; its output stands above")
 
 
-def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """All ranks are on this host: they meet on its loopback, and share its cores."""
+def on_this_host(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return what to set where all ranks are here: they meet on the loopback, and share cores."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
-    return {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback, **inherited}
+    ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
+    return {name: value for name, value in ours.items() if name not in inherited}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

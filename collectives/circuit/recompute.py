@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
-from ..autograd import transformed, unpack
+from ..autograd import unpack
 from ..chain import Record, calling_place
 from ..errors import ArgumentError
+from ..transforms import transformed
 from .body import Row, differentiable, own_memory
 
 if TYPE_CHECKING:

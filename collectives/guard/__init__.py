@@ -8,7 +8,7 @@ exchange that succeeds.
 """
 
 from .account import Cause
-from .attach import attach, stay_away
+from .attach import attach, stay_away, stay_unwatched
 from .guard import Guard, describe
 from .rollcall import Absent
 from .watchdog import known_cause, leave_all, tell_all, watchdog
@@ -22,6 +22,7 @@ __all__ = [
     "known_cause",
     "leave_all",
     "stay_away",
+    "stay_unwatched",
     "tell_all",
     "watchdog",
 ]

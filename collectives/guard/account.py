@@ -136,7 +136,7 @@ def entry_of(trace: Trace, mix: int, where: str = "") -> Entry:
     call = trace.call
     whole = trace.signature(where)
     # Not the grad mode: it is in the tag of each message for which it matters.
-    facts = (whole.op, whole.name, whole.topology, whole.phase, whole.step)
+    facts = (whole.op, whole.name, whole.topology, whole.phase, whole.step, whole.verify)
     short = Signature(
         **{
             **{name: _cut(text) for name, text in _texts(whole).items()},
@@ -245,6 +245,7 @@ def _texts(signature: Signature) -> dict[str, str]:
         "grad": signature.grad,
         "tensors": signature.tensors,
         "where": signature.where,
+        "verify": signature.verify,
     }
 
 

@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -22,6 +23,7 @@ from ..transport.control import (
     page,
     store_outlives_ranks,
 )
+from ..transport.stopwatch import TimeIsUpError, call_bounded
 from .board import Board
 from .clerk import ClerkTimeoutError
 from .guard import Guard
@@ -30,13 +32,15 @@ from .watchdog import watchdog
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from ..signature import Verify
     from ..state import GroupState
     from .board import StoreLike
 
-__all__ = ["attach", "stay_away"]
+__all__ = ["attach", "stay_away", "stay_unwatched"]
 
 # Seconds beyond the timeout for the greeting to say by itself who is missing.
 _GRACE = 2.0
+_NOTE = 1.0  # that the store may take for a note that mostly nobody reads
 
 # pytorch/pytorch#135712: gloo waits five times its timeout for a rank of the attempt before.
 _STALE = (
@@ -55,6 +59,7 @@ def attach(
     *,
     label: str,
     topology: str,
+    verify: Verify,
     timeout: float,
 ) -> Guard:
     """Say hello to the other ranks of the group, and watch over it from now on.
@@ -67,13 +72,14 @@ def attach(
         device: Of the tensors.
         label: Of the group, for the flight record.
         topology: Of the first exchange.
+        verify: Of its Exchange.
         timeout: Seconds to wait for the others.
 
     Raises:
         ContextError: The ranks do not agree on what this job is.
         ExchangeTimeout: Not all ranks came in time, or the store does not answer.
     """
-    dog, facts, given_up = watchdog(), _facts(group, topology), threading.Event()
+    dog, facts, given_up = watchdog(), _facts(group, topology, verify), threading.Event()
     lasting = store_outlives_ranks()
     if lasting and facts.rank == 0:
         warnings.warn(f"{_STALE} (rank 0 of {facts.size})", RuntimeWarning, stacklevel=2)
@@ -141,7 +147,26 @@ def stay_away(group: ProcessGroup, topology: str, reason: str, seconds: float) -
     )
 
 
-def _facts(group: ProcessGroup, topology: str) -> Facts:
+def stay_unwatched(group: ProcessGroup, topology: str) -> None:
+    """Tell ranks that wait for this one's hello that its Exchange has ``verify="off"``.
+
+    Nobody waits where all ranks have it; then the note costs a millisecond, once.
+    """
+    facts = _facts(group, topology, "off")
+    reason = (
+        "its Exchange has verify='off', and that of this rank has not; make it with the same"
+        f" verify= on all ranks (rank {facts.rank} of {facts.size})"
+    )
+    with suppress(TimeIsUpError, RuntimeError):  # no reason to fail: it may be what all ranks want
+        call_bounded(lambda: decline(open_store(group), facts, label="hello", reason=reason), _NOTE)
+
+
+def _facts(group: ProcessGroup, topology: str, verify: str = "") -> Facts:
     return Facts(
-        group.rank(), group.size(), topology, job=find_job(os.environ), torch=torch.__version__
+        group.rank(),
+        group.size(),
+        topology,
+        job=find_job(os.environ),
+        torch=torch.__version__,
+        verify=verify,
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
-from ..autograd import transformed
+from ..transforms import transformed
 
 if TYPE_CHECKING:
     from .layout import Layout, Place

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # not listed
 
 from ..launcher import has_agent_store, may_restart
-from .group import post_function
+from .group import post_function, wire_of
 from .stopwatch import TimeIsUpError, call_bounded
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def break_connections(group: ProcessGroup, device: torch.device) -> None:
     thread in its wait. But a receive that times out breaks all pairs of the group, so one does,
     for a message that nobody sends. Other backends have an ``abort()`` that works.
     """
+    group = wire_of(group)
     backend = group._get_backend(device)
     if not isinstance(backend, dist.ProcessGroupGloo):
         with contextlib.suppress(Exception):
@@ -74,7 +75,7 @@ def connection_lost(group: ProcessGroup, device: torch.device, peer: int) -> boo
     it. So one is posted, for a message that nobody sends; on a connection that lives it stays, and
     does no harm.
     """
-    backend = group._get_backend(device)
+    backend = wire_of(group)._get_backend(device)
     if not isinstance(backend, dist.ProcessGroupGloo):
         return False
     try:

@@ -94,5 +94,6 @@ def test_two_lanes_to_one_peer_share_a_message_of_middle_size(
 
 def test_unsigned_tags_tell_the_lanes_apart_and_nothing_else() -> None:
     leaf = Leaf((3,), torch.float32)
-    call = Call(plan_exchange(Ring(2), 0, 0), ((leaf,), (leaf,)), ((leaf,), (leaf,)), signed=False)
+    specs = ((leaf,), (leaf,))
+    call = Call(plan_exchange(Ring(2), 0, 0), specs, specs, verify="off")
     assert [message.tag for message in call.send_singles] == [0, 1]

@@ -245,11 +245,29 @@ def counted(adapter: Adapter) -> dict[str, float]:
 @pytest.mark.parametrize("size", SIZES)
 def test_stats_count_what_went_over_the_wire(world: World, size: int) -> None:
     for stats in world(counted, size):
-        seconds = stats.pop("seconds")
-        assert seconds >= 0
+        times = {name: stats.pop(name) for name in list(stats) if name.endswith(("seconds", "_ms"))}
+        assert times.keys() == {
+            f"{operation}{name}"
+            for operation in ("", "exchange/", "shift/")
+            for name in ("seconds", "wait_ms")
+        }
+        assert all(0 <= seconds < 60_000 for seconds in times.values())
+        assert times["wait_ms"] == times["exchange/wait_ms"] + times["shift/wait_ms"]
+        alone = size == 1
         assert stats == {
             "exchanges": 2,
-            "messages_sent": 0 if size == 1 else 3,
-            "bytes_sent": 0 if size == 1 else 50,
-            "bytes_received": 0 if size == 1 else 50,
+            "messages_sent": 0 if alone else 3,
+            "bytes_sent": 0 if alone else 50,
+            "bytes_received": 0 if alone else 50,
+            "bytes": 0 if alone else 100,
+            "exchange/exchanges": 1,
+            "exchange/messages_sent": 0 if alone else 2,
+            "exchange/bytes_sent": 0 if alone else 18,
+            "exchange/bytes_received": 0 if alone else 18,
+            "exchange/bytes": 0 if alone else 36,
+            "shift/exchanges": 1,
+            "shift/messages_sent": 0 if alone else 1,
+            "shift/bytes_sent": 0 if alone else 32,
+            "shift/bytes_received": 0 if alone else 32,
+            "shift/bytes": 0 if alone else 64,
         }
