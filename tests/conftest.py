@@ -16,6 +16,7 @@ settings.load_profile("steady")
 pytest_plugins = [
     "collectives.testing.plugin",
     "pytester",
+    "tests.support.cells",
     "tests.support.starts",
     "tests.support.worlds",
 ]

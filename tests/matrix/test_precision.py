@@ -4,41 +4,49 @@ from __future__ import annotations
 
 import pytest
 
+from collectives.errors import ExchangeMismatch
 from tests.support.cells import runtimes
-from tests.support.recipe import Recipe, assert_trained, reference, train
+from tests.support.recipe import Precision, Recipe, Weights, assert_trained, reference, train
+
+pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
+def differs(found: Weights, expected: Weights) -> bool:
+    """Whether the precision had an effect at all."""
+    return any(not w.double().allclose(expected[name], rtol=1e-6) for name, w in found.items())
+
+
+def assert_same_precision(runtime: str, precision: Precision, atol: float) -> None:
+    recipe = Recipe(precision=precision)
+    found = train(runtime, recipe, 2)
+    assert {weight.dtype for weight in found.values()} == {recipe.dtype}
+    assert_trained(found, reference(recipe, 2), rtol=1e-2, atol=atol)
+    assert differs(found, reference(Recipe(), 2))
 
 
 @runtimes("bf16-mixed, autocast")
 @pytest.mark.ranks(2)
 def test_autocast_trains_as_one_process_in_autocast(runtime: str) -> None:
-    recipe = Recipe(precision="bf16-mixed")
-    found = train(runtime, recipe, 2)
-    assert_trained(found, reference(recipe, 2), rtol=1e-2, atol=1e-3)
-    for name, weight in reference(Recipe(), 2).items():
-        print(name, (found[name]-weight).abs().max(), (found[name]-reference(recipe, 2)[name]).abs().max())
+    assert_same_precision(runtime, "bf16-mixed", 2e-3)
 
 
 @runtimes("bf16-true")
 @pytest.mark.ranks(2)
-def test_weights_in_bfloat16_train_as_one_process(runtime: str) -> None:
-    recipe = Recipe(precision="bf16-true")
-    found = train(runtime, recipe, 2)
-    for name, weight in reference(Recipe(), 2).items():
-        print(name, (found[name]-weight).abs().max(), (found[name]-reference(recipe, 2)[name]).abs().max())
-    assert_trained(found, reference(recipe, 2), rtol=1e-2, atol=1e-2)
+def test_weights_in_bfloat16_train_as_one_process_with_such_weights(runtime: str) -> None:
+    assert_same_precision(runtime, "bf16-true", 4e-3)
 
 
 @runtimes("16-true")
 @pytest.mark.ranks(2)
-def test_weights_in_float16_train_as_one_process(runtime: str) -> None:
-    recipe = Recipe(precision="16-true")
-    found = train(runtime, recipe, 2)
-    for name, weight in reference(Recipe(), 2).items():
-        print(name, (found[name]-weight).abs().max(), (found[name]-reference(recipe, 2)[name]).abs().max())
-    assert_trained(found, reference(recipe, 2), rtol=1e-2, atol=1e-3)
+def test_weights_in_float16_train_as_one_process_with_such_weights(runtime: str) -> None:
+    assert_same_precision(runtime, "16-true", 1e-3)
+
+
+@runtimes("autocast on one rank only: an error that names both dtypes")
+@pytest.mark.ranks(2, fresh=True)
+def test_autocast_on_one_rank_only_is_an_error_that_names_both_dtypes(
+    runtime: str, rank: int
+) -> None:
+    both = r"(?s)bfloat16\[3, \d\].*float32\[3, \d\]|float32\[3, \d\].*bfloat16\[3, \d\]"
+    with pytest.raises(ExchangeMismatch, match=both):
+        train(runtime, Recipe(precision="bf16-mixed" if rank else "32-true"), 2)

@@ -1,24 +1,14 @@
-"""What is done with gradients between batches: accumulated, clipped, given to several optimizers."""
+"""Gradients between batches: accumulated, clipped, given to several optimizers, computed again."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.support.cells import runtimes
-from tests.support.recipe import (
-    Checkpointed,
-    Recipe,
-    Reentrant,
-    assert_trained,
-    reference,
-    train,
-)
+from tests.support.nets import Checkpointed, Reentrant
+from tests.support.recipe import Recipe, assert_trained, reference, train
 
-
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
 @runtimes("gradient accumulation without synchronisation")

@@ -6,13 +6,10 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.cells import runtimes
-from tests.support.recipe import Recipe, Skipping, assert_trained, reference, train
+from tests.support.nets import Skipping
+from tests.support.recipe import Recipe, assert_trained, reference, train
 
-
-@pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
 @runtimes("single device")

@@ -9,8 +9,9 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 
 from adapters.fabric import FabricAdapter
 from collectives import Exchange, Ring
+from tests.support.nets import loss_of
 from tests.support.probe import fabric
-from tests.support.recipe import Recipe, Weights, loss_of, optimizers, weights_of
+from tests.support.recipe import Recipe, Weights, optimizers, weights_of
 
 __all__ = ["train"]
 
@@ -33,7 +34,7 @@ def _loop(recipe: Recipe, exchange: Exchange, runtime: Any, model: Any, made: li
     for number, rows in enumerate(recipe.batches(exchange.rank), start=1):
         last = number % recipe.accumulate == 0
         with runtime.no_backward_sync(model, enabled=not last):
-            loss = loss_of(model(rows), exchange)
+            loss = loss_of(model(rows.to(recipe.dtype)), exchange)
             runtime.backward(loss / recipe.accumulate)
         if last:
             for optimizer in made:

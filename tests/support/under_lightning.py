@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 
 from adapters.lightning import LightningAdapter
 from collectives import Exchange, Ring
+from tests.support.nets import loss_of
 from tests.support.probe import trainer
-from tests.support.recipe import Recipe, Weights, loss_of, optimizers, weights_of
+from tests.support.recipe import Recipe, Weights, optimizers, weights_of
 
 __all__ = ["Trained", "batches", "train", "trainer_for"]
 
@@ -55,7 +56,8 @@ class ByHand(Trained):
 
 
 def batches(recipe: Recipe, rank: int) -> DataLoader[Tensor]:
-    return DataLoader(recipe.batches(rank), batch_size=None)  # type: ignore[arg-type]
+    rows = [batch.to(recipe.dtype) for batch in recipe.batches(rank)]
+    return DataLoader(rows, batch_size=None)  # type: ignore[arg-type]
 
 
 def trainer_for(recipe: Recipe, size: int, **changes: object) -> lightning.Trainer:

@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Ring
-from tests.support.recipe import Recipe, Weights, autocast, loss_of, optimizers, weights_of
+from tests.support.nets import loss_of
+from tests.support.recipe import Recipe, Weights, autocast, optimizers, weights_of
 
 __all__ = ["train"]
 

@@ -1,0 +1,102 @@
+"""Small modules that exchange, on ranks or in one process that holds the rows of all ranks.
+
+There ``Whole`` stands for the Exchange: ranks are the first dimension of every tensor, and what
+would travel is moved by ``torch.roll``: plain torch, without any exchange.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from collectives import Exchange, Received
+
+__all__ = ["Checkpointed", "Moves", "Net", "Reentrant", "Skipping", "Whole", "loss_of", "rows_of"]
+
+ROWS, WIDTH = 3, 4
+
+
+class Whole:
+    """Moves the rows of all ranks at once; has the operations of an Exchange that are used here."""
+
+    def __init__(self, size: int) -> None:
+        self.rank = torch.arange(size).reshape(size, 1, 1)
+        self.size = size
+
+    def shift(self, tensor: Tensor) -> Tensor:
+        return tensor.roll(1, 0)
+
+    def exchange(self, *, to_left: Tensor, to_right: Tensor) -> Received[Tensor, Tensor]:
+        return Received(from_left=to_right.roll(1, 0), from_right=to_left.roll(-1, 0))
+
+    def join(self, loss: Tensor) -> Tensor:
+        return loss
+
+
+Moves = Exchange | Whole
+
+
+class Net(nn.Module):
+    """Exchanges inside of its forward, which is inside of DDP's."""
+
+    def __init__(self, moves: Moves) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.encoder = nn.Linear(WIDTH, 3)
+            self.head = nn.Linear(3, 2)
+        self.moves = moves
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.encoder(rows).tanh()
+        made: Tensor = self.head(hidden + self.moves.shift(hidden) / 2)
+        return made
+
+
+class Checkpointed(Net):
+    """Computes its forward again in backward, the exchange included."""
+
+    reentrant = False
+
+    def forward(self, rows: Tensor) -> Tensor:
+        made: Tensor = checkpoint(super().forward, rows, use_reentrant=self.reentrant)
+        return made
+
+
+class Reentrant(Checkpointed):
+    """By the older form of checkpoints, which needs an input that requires grad."""
+
+    reentrant = True
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows.requires_grad_())
+
+
+class Skipping(Net):
+    """Has a layer that only odd ranks use."""
+
+    def __init__(self, moves: Moves) -> None:
+        super().__init__(moves)
+        with torch.random.fork_rng():
+            torch.manual_seed(2)
+            self.extra = nn.Linear(2, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        made, odd = super().forward(rows), self.moves.rank % 2
+        if isinstance(odd, int) and not odd:
+            return made
+        more: Tensor = made + odd * self.extra(made)
+        return more
+
+
+def loss_of(mine: Tensor, moves: Moves) -> Tensor:
+    """Use what comes from both sides: outside of the module's forward."""
+    sides = moves.exchange(to_left=mine * 2, to_right=mine.exp())
+    return moves.join((mine * sides.from_right + mine.tanh() * sides.from_left).mean())
+
+
+def rows_of(number: int, size: int = 4) -> Tensor:
+    """Return batch ``number`` of all ranks."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(size, ROWS, WIDTH, generator=generator, dtype=torch.float64)
