@@ -41,7 +41,7 @@ def even_steps(
     *,
     when: Literal["first"] = "first",
     timeout: float | None = None,
-) -> Iterator[T]: ...
+) -> Iterable[T]: ...
 
 
 @overload
@@ -51,7 +51,7 @@ def even_steps(
     *,
     when: Literal["last"],
     timeout: float | None = None,
-) -> Iterator[T | None]: ...
+) -> Iterable[T | None]: ...
 
 
 def even_steps(
@@ -60,7 +60,7 @@ def even_steps(
     *,
     when: When = "first",
     timeout: float | None = None,
-) -> Iterator[T | None]:
+) -> Iterable[T | None]:
     """Iterate over ``loader`` for as many steps as every other rank.
 
     ::
@@ -69,7 +69,7 @@ def even_steps(
             loss = exchange.join(model(batch, exchange))
             ...
 
-    Called by: every rank of the topology, with the same ``when``, once per epoch; on any topology.
+    Called by: every rank of the topology, with the same ``when``; on any topology.
     The ranks agree when the first step is asked for: between two exchanges, never inside a step.
 
     Cost: where every rank's loader has a length, one agreement for the whole loop; else one before
@@ -97,8 +97,10 @@ def even_steps(
             that is out gets ``None``, and takes part in the step with zeros of its own making.
         timeout: Seconds for each exchange of an agreement, instead of the Exchange's.
 
-    Yields:
-        The loader's batches; with ``when="last"`` also ``None``.
+    Returns:
+        An iterable over the loader's batches; with ``when="last"`` also ``None``. Each loop over it
+        agrees anew, as each loop over a loader begins anew; so it can stand where Lightning takes a
+        dataloader: ``def train_dataloader(self): return even_steps(loader, self.exchange)``.
 
     Raises:
         ArgumentError: The loader yields another number of batches than its ``len()`` said. The
@@ -123,7 +125,19 @@ def even_steps(
         raise ArgumentError(f"even_steps: when must be 'first' or 'last', got {when!r}")
     if timeout is not None:
         deadline_of(timeout)
-    return _steps(loader, _Agreement(exchange, when, timeout))
+    return _EvenSteps(loader, exchange, when, timeout)
+
+
+class _EvenSteps(Iterable[T | None]):
+    """Makes a loop each time that it is iterated over."""
+
+    def __init__(
+        self, loader: Iterable[T], exchange: Exchange, when: When, timeout: float | None
+    ) -> None:
+        self._loader, self._options = loader, (exchange, when, timeout)
+
+    def __iter__(self) -> Iterator[T | None]:
+        return _steps(self._loader, _Agreement(*self._options))
 
 
 class _Agreement:

@@ -35,7 +35,7 @@ def walked(
     pairs = [(r, (r + 1) % exchange.size) for r in range(exchange.size)]
     seen: list[int | None] = []
     total = 0.0
-    steps: Iterator[int | None] = even_steps(loader, exchange, when=when)
+    steps: Iterable[int | None] = even_steps(loader, exchange, when=when)
     for batch in steps:
         seen.append(batch)
         x = torch.tensor(0.0 if batch is None else float(batch), requires_grad=True)
@@ -193,6 +193,18 @@ def test_where_the_length_is_wrong_iter_agrees_step_by_step() -> None:
         return len(list(even_steps(iter(loader_of(3 + exchange.rank)), exchange)))
 
     assert simulate(3, program) == [3, 3, 3]
+
+
+def test_each_loop_over_the_same_steps_agrees_anew() -> None:
+    def program(adapter: Adapter) -> list[int]:
+        exchange = Exchange(Ring, adapter)
+        loader = [0, 1, 2]
+        steps = even_steps(loader, exchange)
+        found = [len(list(steps))]
+        del loader[exchange.rank :]
+        return [*found, len(list(steps)), len(list(steps))]
+
+    assert simulate(2, program) == [[3, 0, 0]] * 2
 
 
 def test_more_batches_than_the_shortest_length_are_left() -> None:

@@ -142,4 +142,4 @@ def test_nothing_is_exchanged_before_the_first_step_is_asked_for() -> None:
     early: Adapter = TooEarly()  # type: ignore[assignment]
     steps = even_steps([1], Exchange(Ring, early))
     with pytest.raises(ContextError, match="too early"):
-        next(steps)
+        next(iter(steps))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from collectives import Exchange, even_steps
 from tests.support.nets import Moves, Net, Whole, loss_of, rows_of
 
 __all__ = [
@@ -42,32 +43,56 @@ class Recipe:
 
     Args:
         net: Makes the module, which exchanges by what it is given.
-        steps: Of the optimizer.
+        steps: Of the optimizer, in an epoch.
+        epochs: Over the same batches.
         accumulate: Batches for each step.
         clip: Largest norm of the gradient; ``None``: any.
         split: One optimizer for the encoder and one for the rest, instead of one for all.
         precision: As Lightning names it.
         ddp: Options of DistributedDataParallel.
         trainer: Options of Lightning's Trainer.
+        after_step: Looks at the module after each step, and says whether that was the last.
+        longer: Batches that rank 0 has more.
+        even: Loop by ``even_steps``.
+        timeout: Of the exchange, in seconds.
     """
 
-    net: Callable[[Moves], nn.Module] = Net
+    net: Callable[[Moves], Net] = Net
     steps: int = 3
+    epochs: int = 1
     accumulate: int = 1
     clip: float | None = None
     split: bool = False
     precision: Precision = "64-true"
     ddp: Mapping[str, bool] = field(default_factory=dict)
     trainer: Mapping[str, object] = field(default_factory=dict)
+    after_step: Callable[[Net], bool] = lambda _: False
+    longer: int = 0
+    even: bool = False
+    timeout: float = 20.0
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights."""
         return DTYPES[self.precision]
 
-    def batches(self, rank: int | slice) -> list[Tensor]:
-        """Return what a rank trains on, batch by batch, in float64."""
-        return [rows_of(number)[rank] for number in range(self.steps * self.accumulate)]
+    def batches(self, moves: Moves) -> list[Tensor]:
+        """Return what is trained on, batch by batch."""
+        count = self.steps * self.accumulate
+        if not isinstance(moves, Whole) and moves.rank == 0:
+            count += self.longer
+        return [rows_of(number, moves).to(self.dtype) for number in range(count)]
+
+    def epoch(self, exchange: Exchange) -> Iterable[Tensor]:
+        """Return what a rank iterates over in each epoch."""
+        batches = self.batches(exchange)
+        return even_steps(batches, exchange) if self.even else batches
+
+    def loop(self, exchange: Exchange) -> Iterator[Tensor]:
+        """Iterate over all epochs."""
+        epoch = self.epoch(exchange)
+        for _ in range(self.epochs):
+            yield from epoch
 
 
 def optimizers(net: nn.Module, *, split: bool) -> list[torch.optim.SGD]:
@@ -89,17 +114,12 @@ def weights_of(net: nn.Module) -> Weights:
 
 def reference(recipe: Recipe, size: int) -> Weights:
     """Train in this process on the batches of all ranks."""
-    return weights_of(list(reference_steps(recipe, size))[-1])
-
-
-def reference_steps(recipe: Recipe, size: int) -> Iterator[nn.Module]:
-    """Train in this process on the batches of all ranks; yields the module after each step."""
     whole = Whole(size)
     net = recipe.net(whole).to(recipe.dtype)
     made = optimizers(net, split=recipe.split)
-    for number, rows in enumerate(recipe.batches(slice(size)), start=1):
+    for number, rows in enumerate(recipe.batches(whole) * recipe.epochs, start=1):
         with autocast(recipe):
-            loss = loss_of(net(rows.to(recipe.dtype)), whole)
+            loss = loss_of(net(rows), whole)
         (loss / recipe.accumulate).backward()
         if number % recipe.accumulate == 0:
             if recipe.clip is not None:
@@ -107,7 +127,9 @@ def reference_steps(recipe: Recipe, size: int) -> Iterator[nn.Module]:
             for optimizer in made:
                 optimizer.step()
                 optimizer.zero_grad()
-            yield net
+            if recipe.after_step(net):
+                break
+    return weights_of(net)
 
 
 def train(runtime: str, recipe: Recipe, size: int) -> Weights:
@@ -120,7 +142,6 @@ def train(runtime: str, recipe: Recipe, size: int) -> Weights:
 def assert_trained(
     found: Weights, expected: Weights, *, rtol: float = 1e-10, atol: float = 1e-12
 ) -> None:
-    """Compare by name; a prefix of the runtime's own is left off."""
     assert found.keys() == expected.keys()
     for name, weight in found.items():
         torch.testing.assert_close(weight, expected[name], rtol=rtol, atol=atol, msg=name)

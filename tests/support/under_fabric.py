@@ -9,7 +9,7 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 
 from adapters.fabric import FabricAdapter
 from collectives import Exchange, Ring
-from tests.support.nets import loss_of
+from tests.support.nets import Net, loss_of
 from tests.support.probe import fabric
 from tests.support.recipe import Recipe, Weights, optimizers, weights_of
 
@@ -23,18 +23,20 @@ def train(recipe: Recipe, size: int) -> Weights:
     precision = "32-true" if doubles else recipe.precision
     runtime = fabric("lightning.pytorch", devices=size, strategy=strategy, precision=precision)
     runtime.launch()
-    exchange = Exchange(Ring, FabricAdapter(runtime))
-    net = recipe.net(exchange).to(torch.float64 if doubles else torch.float32)
-    model, *made = runtime.setup(net, *optimizers(net, split=recipe.split))
-    _loop(recipe, exchange, runtime, model, made)
-    return weights_of(net)
+    with Exchange(Ring, FabricAdapter(runtime), timeout=recipe.timeout) as exchange:
+        net = recipe.net(exchange).to(torch.float64 if doubles else torch.float32)
+        model, *made = runtime.setup(net, *optimizers(net, split=recipe.split))
+        _loop(recipe, runtime, net, model, made)
+        return weights_of(net)
 
 
-def _loop(recipe: Recipe, exchange: Exchange, runtime: Any, model: Any, made: list[Any]) -> None:
-    for number, rows in enumerate(recipe.batches(exchange.rank), start=1):
+def _loop(recipe: Recipe, runtime: Any, net: Net, model: Any, made: list[Any]) -> None:
+    exchange = net.moves
+    assert isinstance(exchange, Exchange)
+    for number, rows in enumerate(recipe.loop(exchange), start=1):
         last = number % recipe.accumulate == 0
         with runtime.no_backward_sync(model, enabled=not last):
-            loss = loss_of(model(rows.to(recipe.dtype)), exchange)
+            loss = loss_of(model(rows), exchange)
             runtime.backward(loss / recipe.accumulate)
         if last:
             for optimizer in made:
@@ -42,3 +44,5 @@ def _loop(recipe: Recipe, exchange: Exchange, runtime: Any, model: Any, made: li
                     runtime.clip_gradients(model, optimizer, max_norm=recipe.clip)
                 optimizer.step()
                 optimizer.zero_grad()
+            if recipe.after_step(net):
+                break

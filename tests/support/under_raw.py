@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Ring
-from tests.support.nets import loss_of
+from tests.support.nets import Net, loss_of
 from tests.support.recipe import Recipe, Weights, autocast, optimizers, weights_of
 
 __all__ = ["train"]
@@ -19,26 +19,33 @@ __all__ = ["train"]
 
 def train(recipe: Recipe, size: int) -> Weights:
     with RawDDPAdapter() as adapter:
-        exchange = Exchange(Ring, adapter)
+        exchange = Exchange(Ring, adapter, timeout=recipe.timeout)
         net = recipe.net(exchange).to(recipe.dtype)
         options: dict[str, Any] = dict(recipe.ddp)
         model = DistributedDataParallel(net, **options) if size > 1 else net
-        _loop(recipe, exchange, model)
+        _loop(recipe, exchange, net, model)
         return weights_of(net)
 
 
-def _loop(recipe: Recipe, exchange: Exchange, model: nn.Module) -> None:
-    made = optimizers(model, split=recipe.split)
-    for number, rows in enumerate(recipe.batches(exchange.rank), start=1):
+def _loop(recipe: Recipe, exchange: Exchange, net: Net, model: nn.Module) -> None:
+    made = optimizers(net, split=recipe.split)
+    for number, rows in enumerate(recipe.loop(exchange), start=1):
         last = number % recipe.accumulate == 0
-        wrapped = isinstance(model, DistributedDataParallel) and not last
-        with cast("DistributedDataParallel", model).no_sync() if wrapped else nullcontext():
+        with _no_sync(model, enabled=not last):
             with autocast(recipe):
-                loss = loss_of(model(rows.to(recipe.dtype)), exchange)
+                loss = loss_of(model(rows), exchange)
             (loss / recipe.accumulate).backward()
         if last:
             if recipe.clip is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+                torch.nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
             for optimizer in made:
                 optimizer.step()
                 optimizer.zero_grad()
+            if recipe.after_step(net):
+                break
+
+
+def _no_sync(model: nn.Module, *, enabled: bool) -> AbstractContextManager[None]:
+    if enabled and isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return nullcontext()
