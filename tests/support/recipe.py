@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -55,6 +56,8 @@ class Recipe:
         longer: Batches that rank 0 has more.
         even: Loop by ``even_steps``.
         timeout: Of the exchange, in seconds.
+        resume: Begin from this checkpoint, at the epoch at which it was made.
+        save: Make a checkpoint at the end.
     """
 
     net: Callable[[Moves], Net] = Net
@@ -70,6 +73,8 @@ class Recipe:
     longer: int = 0
     even: bool = False
     timeout: float = 20.0
+    resume: Path | None = None
+    save: Path | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -112,11 +117,17 @@ def weights_of(net: nn.Module) -> Weights:
     return {name: p.detach().clone() for name, p in net.named_parameters()}
 
 
-def reference(recipe: Recipe, size: int) -> Weights:
-    """Train in this process on the batches of all ranks."""
-    whole = Whole(size)
-    net = recipe.net(whole).to(recipe.dtype)
+def reference(recipe: Recipe, *sizes: int) -> Weights:
+    """Train in this process on the batches of all ranks, for each of ``sizes`` in turn."""
+    net = recipe.net(Whole(1)).to(recipe.dtype)
     made = optimizers(net, split=recipe.split)
+    for size in sizes:
+        net.moves = whole = Whole(size)
+        _loop(recipe, net, whole, made)
+    return weights_of(net)
+
+
+def _loop(recipe: Recipe, net: Net, whole: Whole, made: list[torch.optim.SGD]) -> None:
     for number, rows in enumerate(recipe.batches(whole) * recipe.epochs, start=1):
         with autocast(recipe):
             loss = loss_of(net(rows), whole)
@@ -129,7 +140,6 @@ def reference(recipe: Recipe, size: int) -> Weights:
                 optimizer.zero_grad()
             if recipe.after_step(net):
                 break
-    return weights_of(net)
 
 
 def train(runtime: str, recipe: Recipe, size: int) -> Weights:

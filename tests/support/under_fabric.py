@@ -26,7 +26,12 @@ def train(recipe: Recipe, size: int) -> Weights:
     with Exchange(Ring, FabricAdapter(runtime), timeout=recipe.timeout) as exchange:
         net = recipe.net(exchange).to(torch.float64 if doubles else torch.float32)
         model, *made = runtime.setup(net, *optimizers(net, split=recipe.split))
+        state = {"net": model, "optimizer": made[0]}
+        if recipe.resume is not None:
+            runtime.load(recipe.resume, state)
         _loop(recipe, runtime, net, model, made)
+        if recipe.save is not None:
+            runtime.save(recipe.save, state)
         return weights_of(net)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import lightning.pytorch as lightning
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -27,6 +28,8 @@ class Trained(lightning.LightningModule):
         self.recipe = recipe
         self.moves = moves or Exchange(Ring, LightningAdapter(self), timeout=recipe.timeout)
         self.net = recipe.net(self.moves)
+        if recipe.precision == "64-true":
+            self.net.double()  # Lightning loads a checkpoint before it converts the module
 
     def configure_callbacks(self) -> list[lightning.Callback]:
         if not isinstance(self.moves, Exchange):
@@ -108,5 +111,13 @@ def trainer_for(recipe: Recipe, size: int = 1, **changes: object) -> lightning.T
 
 def train(recipe: Recipe, size: int) -> Weights:
     module = ByHand(recipe) if recipe.split else Trained(recipe)
-    trainer_for(recipe, size).fit(module)
+    changes: dict[str, object] = {}
+    checkpoint = recipe.save or recipe.resume
+    if checkpoint is not None:
+        keep = int(recipe.save is not None)
+        saving = ModelCheckpoint(checkpoint.parent, checkpoint.stem, save_top_k=keep)
+        changes = {"enable_checkpointing": True, "callbacks": [saving]}
+    if recipe.resume is not None:
+        changes |= {"max_epochs": recipe.epochs + 1}  # the one before included
+    trainer_for(recipe, size, **changes).fit(module, ckpt_path=recipe.resume)
     return weights_of(module.net)

@@ -23,12 +23,20 @@ def train(recipe: Recipe, size: int) -> Weights:
         net = recipe.net(exchange).to(recipe.dtype)
         options: dict[str, Any] = dict(recipe.ddp)
         model = DistributedDataParallel(net, **options) if size > 1 else net
-        _loop(recipe, exchange, net, model)
+        made = optimizers(net, split=recipe.split)
+        if recipe.resume is not None:
+            weights, state = torch.load(recipe.resume)
+            net.load_state_dict(weights)
+            made[0].load_state_dict(state)
+        _loop(recipe, net, model, made)
+        if recipe.save is not None and exchange.rank == 0:
+            torch.save([net.state_dict(), made[0].state_dict()], recipe.save)
         return weights_of(net)
 
 
-def _loop(recipe: Recipe, exchange: Exchange, net: Net, model: nn.Module) -> None:
-    made = optimizers(net, split=recipe.split)
+def _loop(recipe: Recipe, net: Net, model: nn.Module, made: list[torch.optim.SGD]) -> None:
+    exchange = net.moves
+    assert isinstance(exchange, Exchange)
     for number, rows in enumerate(recipe.loop(exchange), start=1):
         last = number % recipe.accumulate == 0
         with _no_sync(model, enabled=not last):
