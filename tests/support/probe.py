@@ -48,7 +48,7 @@ def trainer(namespace: str, **changes: object) -> lightning_pytorch.Trainer:
         **changes,
     }
     if options["devices"] != 1:
-        options["plugins"] = [environment(namespace)]
+        options.setdefault("plugins", [environment(namespace)])
     made = importlib.import_module(namespace).Trainer(**options)
     return cast("lightning_pytorch.Trainer", made)
 
@@ -56,7 +56,7 @@ def trainer(namespace: str, **changes: object) -> lightning_pytorch.Trainer:
 def fabric(namespace: str, **changes: object) -> Any:
     options: dict[str, object] = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", **changes}
     if options["devices"] != 1:
-        options["plugins"] = [environment(namespace)]
+        options.setdefault("plugins", [environment(namespace)])
     return importlib.import_module(_FABRICS[namespace]).Fabric(**options)
 
 

@@ -38,6 +38,10 @@ DTYPES = {
 }
 
 
+def _go_on(_: Net) -> bool:
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How to train.
@@ -69,7 +73,7 @@ class Recipe:
     precision: Precision = "64-true"
     ddp: Mapping[str, bool] = field(default_factory=dict)
     trainer: Mapping[str, object] = field(default_factory=dict)
-    after_step: Callable[[Net], bool] = lambda _: False
+    after_step: Callable[[Net], bool] = _go_on
     longer: int = 0
     even: bool = False
     timeout: float = 20.0

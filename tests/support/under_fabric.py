@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from lightning.fabric.strategies.ddp import DDPStrategy
 
 from adapters.fabric import FabricAdapter
@@ -13,18 +12,29 @@ from tests.support.nets import Net, loss_of
 from tests.support.probe import fabric
 from tests.support.recipe import Recipe, Weights, optimizers, weights_of
 
-__all__ = ["train"]
+__all__ = ["fabric_for", "numbers", "train", "trained"]
 
 
 def train(recipe: Recipe, size: int) -> Weights:
-    strategy = DDPStrategy(**recipe.ddp) if size > 1 else "auto"  # type: ignore[arg-type]
-    # its "64-true" gives results in float32, as torch's default dtype is
-    doubles = recipe.precision == "64-true"
-    precision = "32-true" if doubles else recipe.precision
-    runtime = fabric("lightning.pytorch", devices=size, strategy=strategy, precision=precision)
+    runtime = fabric_for(recipe, size, DDPStrategy(**recipe.ddp) if size > 1 else "auto")  # type: ignore[arg-type]
     runtime.launch()
+    return trained(runtime, recipe)
+
+
+def fabric_for(recipe: Recipe, size: int, strategy: object, **changes: object) -> Any:
+    """Return a Fabric for ranks of the pool; with size 1 for a process by itself."""
+    # its "64-true" gives results in float32, as torch's default dtype is
+    precision = "32-true" if recipe.precision == "64-true" else recipe.precision
+    options = {"devices": size, "strategy": strategy, "precision": precision, **changes}
+    return fabric("lightning.pytorch", **options)
+
+
+def trained(runtime: Any, recipe: Recipe) -> Weights:
+    """Train in a process of a Fabric that was launched."""
     with Exchange(Ring, FabricAdapter(runtime), timeout=recipe.timeout) as exchange:
-        net = recipe.net(exchange).to(torch.float64 if doubles else torch.float32)
+        net = recipe.net(exchange)
+        if recipe.precision == "64-true":
+            net.double()
         model, *made = runtime.setup(net, *optimizers(net, split=recipe.split))
         state = {"net": model, "optimizer": made[0]}
         if recipe.resume is not None:
@@ -33,6 +43,11 @@ def train(recipe: Recipe, size: int) -> Weights:
         if recipe.save is not None:
             runtime.save(recipe.save, state)
         return weights_of(net)
+
+
+def numbers(runtime: Any, *, recipe: Recipe) -> dict[str, list[float]]:
+    """Train, and return what a process can send that ends at once: a tensor would end with it."""
+    return {name: weight.tolist() for name, weight in trained(runtime, recipe).items()}
 
 
 def _loop(recipe: Recipe, runtime: Any, net: Net, model: Any, made: list[Any]) -> None:

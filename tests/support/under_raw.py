@@ -14,24 +14,29 @@ from collectives import Exchange, Ring
 from tests.support.nets import Net, loss_of
 from tests.support.recipe import Recipe, Weights, autocast, optimizers, weights_of
 
-__all__ = ["train"]
+__all__ = ["train", "train_with"]
 
 
 def train(recipe: Recipe, size: int) -> Weights:
     with RawDDPAdapter() as adapter:
-        exchange = Exchange(Ring, adapter, timeout=recipe.timeout)
-        net = recipe.net(exchange).to(recipe.dtype)
-        options: dict[str, Any] = dict(recipe.ddp)
-        model = DistributedDataParallel(net, **options) if size > 1 else net
-        made = optimizers(net, split=recipe.split)
-        if recipe.resume is not None:
-            weights, state = torch.load(recipe.resume)
-            net.load_state_dict(weights)
-            made[0].load_state_dict(state)
-        _loop(recipe, net, model, made)
-        if recipe.save is not None and exchange.rank == 0:
-            torch.save([net.state_dict(), made[0].state_dict()], recipe.save)
-        return weights_of(net)
+        return train_with(adapter, recipe, size)
+
+
+def train_with(adapter: RawDDPAdapter, recipe: Recipe, size: int) -> Weights:
+    """Train over the group of an adapter."""
+    exchange = Exchange(Ring, adapter, timeout=recipe.timeout)
+    net = recipe.net(exchange).to(recipe.dtype)
+    options: dict[str, Any] = dict(recipe.ddp)
+    model = DistributedDataParallel(net, **options) if size > 1 else net
+    made = optimizers(net, split=recipe.split)
+    if recipe.resume is not None:
+        weights, state = torch.load(recipe.resume)
+        net.load_state_dict(weights)
+        made[0].load_state_dict(state)
+    _loop(recipe, net, model, made)
+    if recipe.save is not None and exchange.rank == 0:
+        torch.save([net.state_dict(), made[0].state_dict()], recipe.save)
+    return weights_of(net)
 
 
 def _loop(recipe: Recipe, net: Net, model: nn.Module, made: list[torch.optim.SGD]) -> None:

@@ -1,0 +1,87 @@
+"""Ranks that a process starts by itself, as in a notebook: their weights come back.
+
+Each runs in a rank of the pool, which has imported everything: forks begin at once, and only what
+is spawned imports Lightning anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+from adapters.raw_ddp import RawDDPAdapter
+from tests.support.recipe import Recipe, Weights, assert_trained, reference, weights_of
+
+pytestmark = pytest.mark.usefixtures("no_launcher")
+
+FORKED, SPAWNED = "ddp_fork, ddp_notebook", "ddp_spawn"
+
+
+def under_lightning(strategy: str) -> Weights:
+    from tests.support.under_lightning import Trained, trainer_for
+
+    module = Trained(Recipe())
+    trainer_for(Recipe(), 2, strategy=strategy, plugins=None).fit(module)
+    return weights_of(module.net)
+
+
+def under_fabric(strategy: str) -> Weights:
+    from tests.support.under_fabric import fabric_for, numbers
+
+    runtime = fabric_for(Recipe(), 2, strategy, plugins=None)
+    found = runtime.launch(partial(numbers, recipe=Recipe()))
+    return {name: torch.tensor(weight, dtype=torch.float64) for name, weight in found.items()}
+
+
+def assert_brings_weights_back(train: Callable[[str], Weights], strategy: str) -> None:
+    assert_trained(train(strategy), reference(Recipe(), 2))
+    assert not dist.is_initialized()
+
+
+@pytest.mark.ranks(1, backend=None, fresh=True)
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook"])
+@pytest.mark.parametrize(
+    "train",
+    [
+        pytest.param(under_lightning, marks=pytest.mark.cell(FORKED, "lightning")),
+        pytest.param(under_fabric, marks=pytest.mark.cell(FORKED, "fabric")),
+    ],
+)
+def test_forked_ranks_train_and_the_weights_come_back(
+    train: Callable[[str], Weights], strategy: str
+) -> None:
+    assert_brings_weights_back(train, strategy)
+
+
+@pytest.mark.matrix
+@pytest.mark.ranks(1, backend=None, timeout=120)
+@pytest.mark.parametrize(
+    "train",
+    [
+        pytest.param(under_lightning, marks=pytest.mark.cell(SPAWNED, "lightning")),
+        pytest.param(under_fabric, marks=pytest.mark.cell(SPAWNED, "fabric")),
+    ],
+)
+def test_spawned_ranks_train_and_the_weights_come_back(train: Callable[[str], Weights]) -> None:
+    assert_brings_weights_back(train, "ddp_spawn")
+
+
+def train_forked(rank: int, folder: Path) -> None:
+    from tests.support.under_raw import train_with
+
+    with RawDDPAdapter(rank=rank, size=2, timeout=20) as adapter:
+        torch.save(train_with(adapter, Recipe(), 2), folder / f"{rank}.pt")
+
+
+@pytest.mark.cell(FORKED, "raw")
+@pytest.mark.ranks(1, backend=None, fresh=True)
+def test_ranks_that_a_script_forks_train_as_one_process(tmp_path: Path) -> None:
+    start_processes(train_forked, (tmp_path,), nprocs=2, start_method="fork")
+    for rank in range(2):
+        assert_trained(torch.load(tmp_path / f"{rank}.pt"), reference(Recipe(), 2))
