@@ -207,13 +207,17 @@ def _routes(binding: Binding, op: str) -> list[Route]:
 def _steps(loader: Iterable[T], agreement: _Agreement) -> Iterator[T | None]:
     """Count the steps where all ranks see it: a rank that leaves the loop alone does not fit."""
     state = agreement.exchange._bound().engine.state
-    outer = state.loop
+    outer = here = state.loop
     try:
         for number, batch in enumerate(_agreed(loader, agreement)):
-            state.enter_loop((*outer, number))
+            here = (number,)
+            state.enter_loop(here)
             yield batch
     finally:
-        state.enter_loop(outer)
+        # Not where another loop has gone on since: one that was left and that something still
+        # refers to (a Trainer that takes so many batches) ends at any time, another on each rank.
+        if state.loop is here:
+            state.enter_loop(outer)
 
 
 def _agreed(loader: Iterable[T], agreement: _Agreement) -> Iterator[T | None]:

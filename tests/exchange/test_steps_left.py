@@ -37,6 +37,24 @@ def test_all_ranks_may_leave_at_the_same_step(world: World, *, unsized: bool) ->
     assert world(lambda adapter: left_together(adapter, unsized=unsized), 3) == [1.0] * 3
 
 
+def left_and_kept(adapter: Adapter) -> list[float]:
+    """Leave a loop whose iterator is dropped later, at another step of the next on each rank."""
+    exchange = Exchange(Ring, adapter)
+    found = []
+    for _ in range(3):
+        kept = [iter(even_steps(range(9), exchange))]
+        next(kept[0])
+        for step in even_steps(range(4), exchange):
+            if step == exchange.rank:
+                kept.clear()
+            found.append(exchange.shift(torch.tensor(float(step))).item())
+    return found
+
+
+def test_a_loop_that_was_left_on_all_ranks_may_end_at_another_time_on_each(world: World) -> None:
+    assert world(left_and_kept, 3) == [[0.0, 1.0, 2.0, 3.0] * 3] * 3
+
+
 def leave_alone(exchange: Exchange, rank: int) -> None:
     for step in even_steps(iter(range(5)), exchange):
         if rank == 1 and step == 2:
