@@ -259,20 +259,3 @@ def test_a_mesh_with_one_real_axis_needs_no_choice(rank: int) -> None:
     assert LightningAdapter(trainer).context().group is dist.group.WORLD
     context = LightningAdapter(trainer, mesh_axis="tensor_parallel").context()
     assert (context.rank, context.size) == (0, 1)
-
-
-@pytest.mark.ranks(4)
-def test_model_parallel_trains_with_the_axis_of_its_data(rank: int) -> None:
-    from lightning.pytorch.strategies import ModelParallelStrategy
-    from torch.distributed.fsdp import fully_shard
-
-    class Sharded(probe_class("lightning.pytorch")):  # type: ignore[misc]
-        def configure_model(self) -> None:
-            fully_shard(self.layer, mesh=self.device_mesh["data_parallel"])
-
-    module: Any = Sharded(mesh_axis="data_parallel")
-    strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2)
-    trainer("lightning.pytorch", devices=4, strategy=strategy).fit(module, loader(), loader())
-    context = module.found["training_step"]
-    assert (context.rank, context.size) == (rank // 2, 2)
-    assert dist.get_process_group_ranks(context.group) == [rank % 2, rank % 2 + 2]
