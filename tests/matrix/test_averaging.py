@@ -58,7 +58,7 @@ def averaged_by_callback(kind: str, size: int, alone_for: int = 0) -> tuple[Weig
 
 
 @pytest.mark.cell("EMA and SWA callbacks", "lightning")
-@pytest.mark.parametrize("kind", ["EMA", "SWA"])
+@pytest.mark.parametrize("kind", ["EMA", pytest.param("SWA", marks=pytest.mark.matrix)])
 def test_callbacks_that_average_weights_give_those_of_one_process(
     kind: str, rank_pool: RankPool
 ) -> None:

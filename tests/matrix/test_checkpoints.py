@@ -19,7 +19,7 @@ def run(pool: RankPool, runtime: str, recipe: Recipe, size: int) -> list[dict[st
     return pool.run(train, runtime, recipe, size, size=size, backend=backend)
 
 
-@runtimes("checkpoint of 2 ranks resumes on 1, 2 and 3")
+@runtimes("checkpoint of 2 ranks resumes on 1, 2 and 3", slow=("fabric", "raw"))
 def test_a_checkpoint_of_two_ranks_resumes_on_any_number_of_ranks(
     runtime: str, rank_pool: RankPool, tmp_path: Path
 ) -> None:
@@ -40,7 +40,7 @@ def shape_of(saved: object) -> object:
     return (saved.dtype, saved.shape) if isinstance(saved, torch.Tensor) else saved
 
 
-@runtimes("checkpoint without anything of the exchange in it")
+@runtimes("checkpoint without anything of the exchange in it", slow=("fabric", "raw"))
 def test_a_checkpoint_is_the_same_whatever_the_number_of_ranks(
     runtime: str, rank_pool: RankPool, tmp_path: Path
 ) -> None:

@@ -68,7 +68,7 @@ def plain(recipe: Recipe) -> None:
         loss_of(model(rows), whole).backward()
 
 
-@runtimes("static_graph with gradient accumulation")
+@runtimes("static_graph with gradient accumulation", slow=("lightning", "fabric"))
 @pytest.mark.ranks(2, fresh=True)
 def test_a_static_graph_without_synchronisation_fails_in_torch_itself(runtime: str) -> None:
     recipe = Recipe(ddp=STATIC, accumulate=2)
@@ -77,7 +77,7 @@ def test_a_static_graph_without_synchronisation_fails_in_torch_itself(runtime: s
             training()
 
 
-@runtimes("find_unused_parameters with reentrant checkpoints")
+@runtimes("find_unused_parameters with reentrant checkpoints", slow=("lightning", "fabric"))
 @pytest.mark.ranks(2, fresh=True)
 def test_unused_parameters_with_reentrant_checkpoints_fail_in_torch_itself(runtime: str) -> None:
     recipe = Recipe(ddp=UNUSED, net=Reentrant)

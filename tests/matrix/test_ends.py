@@ -74,7 +74,7 @@ def longer_on_0(runtime: str) -> None:
         os._exit(0)
 
 
-@runtimes("uneven batches without even_steps: an error")
+@runtimes("uneven batches without even_steps: an error", slow=("fabric", "raw"))
 def test_a_rank_with_more_batches_than_the_other_is_told_that_it_has_ended(
     runtime: str, rank_pool: RankPool
 ) -> None:
@@ -114,7 +114,7 @@ def test_an_exception_on_one_rank_ends_the_other_at_once(runtime: str, rank: int
         train(runtime, Recipe(net=Failing), 2)
 
 
-@runtimes("KeyboardInterrupt on one rank")
+@runtimes("KeyboardInterrupt on one rank", slow=("fabric", "raw"))
 @pytest.mark.ranks(2, fresh=True)
 def test_an_interrupt_of_one_rank_ends_the_other_at_once(runtime: str, rank: int) -> None:
     ended = SystemExit if runtime == "lightning" else KeyboardInterrupt  # Lightning exits

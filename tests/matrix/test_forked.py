@@ -45,12 +45,14 @@ def assert_brings_weights_back(train: Callable[[str], Weights], strategy: str) -
 
 
 @pytest.mark.ranks(1, backend=None, fresh=True)
-@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp_fork", pytest.param("ddp_notebook", marks=pytest.mark.matrix)]
+)
 @pytest.mark.parametrize(
     "train",
     [
         pytest.param(under_lightning, marks=pytest.mark.cell(FORKED, "lightning")),
-        pytest.param(under_fabric, marks=pytest.mark.cell(FORKED, "fabric")),
+        pytest.param(under_fabric, marks=[pytest.mark.cell(FORKED, "fabric"), pytest.mark.matrix]),
     ],
 )
 def test_forked_ranks_train_and_the_weights_come_back(
@@ -80,6 +82,7 @@ def train_forked(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.cell(FORKED, "raw")
+@pytest.mark.matrix
 @pytest.mark.ranks(1, backend=None, fresh=True)
 def test_ranks_that_a_script_forks_train_as_one_process(tmp_path: Path) -> None:
     start_processes(train_forked, (tmp_path,), nprocs=2, start_method="fork")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from collectives.errors import ExchangeMismatch
@@ -42,11 +44,29 @@ def test_weights_in_float16_train_as_one_process_with_such_weights(runtime: str)
     assert_same_precision(runtime, "16-true", 1e-3)
 
 
-@runtimes("autocast on one rank only: an error that names both dtypes")
-@pytest.mark.ranks(2, fresh=True)
-def test_autocast_on_one_rank_only_is_an_error_that_names_both_dtypes(
+@runtimes("16-mixed with a gradient scaler", "raw")
+@pytest.mark.ranks(2)
+def test_a_gradient_scaler_and_autocast_train_as_one_process_in_autocast(runtime: str) -> None:
+    assert_same_precision(runtime, "16-mixed", 1e-3)
+
+
+@runtimes("16-mixed with a gradient scaler", "lightning", "fabric")
+@pytest.mark.ranks(2)
+def test_without_a_gpu_lightning_takes_bfloat16_in_place_of_float16(
     runtime: str, rank: int
 ) -> None:
+    said = pytest.warns(UserWarning, match="Using `precision='bf16-mixed'` instead")
+    with said if rank == 0 else nullcontext():
+        found = train(runtime, Recipe(precision="16-mixed"), 2)
+    assert_trained(found, train(runtime, Recipe(precision="bf16-mixed"), 2), rtol=0, atol=0)
+
+
+@runtimes("autocast on one rank only: an error that names both dtypes", slow=("fabric", "raw"))
+@pytest.mark.ranks(2, fresh=True)
+def test_autocast_on_one_rank_only_is_an_error_that_names_both_dtypes(
+    runtime: str, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLECTIVES_STALL", "0.3")
     both = r"(?s)bfloat16\[3, \d\].*float32\[3, \d\]|float32\[3, \d\].*bfloat16\[3, \d\]"
     with pytest.raises(ExchangeMismatch, match=both):
         train(runtime, Recipe(precision="bf16-mixed" if rank else "32-true"), 2)

@@ -85,6 +85,7 @@ def test_a_trainer_shards_weights_and_exchanges_along_its_data_axis(rank: int) -
 
 
 @pytest.mark.cell(FEATURE, "fabric")
+@pytest.mark.matrix
 @pytest.mark.ranks(4)
 def test_a_fabric_shards_weights_and_exchanges_along_its_data_axis(rank: int) -> None:
     from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
@@ -108,6 +109,7 @@ def test_a_fabric_shards_weights_and_exchanges_along_its_data_axis(rank: int) ->
 
 
 @pytest.mark.cell(FEATURE, "raw")
+@pytest.mark.matrix
 @pytest.mark.ranks(4)
 def test_a_plain_loop_shards_weights_and_exchanges_along_its_data_axis(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=(DATA, LAYERS))

@@ -35,7 +35,7 @@ def stages(size: int, alone_for: int = 0) -> tuple[list[float], list[Tensor], We
 
 @pytest.mark.cell("fit, validate, test, predict with one Trainer", "lightning")
 @pytest.mark.cell("sanity check", "lightning")
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.matrix)])
 def test_every_stage_of_a_trainer_gives_the_numbers_of_one_process(
     size: int, rank_pool: RankPool
 ) -> None:

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Weights = dict[str, Tensor]
-Precision = Literal["64-true", "32-true", "bf16-true", "16-true", "bf16-mixed"]
+Precision = Literal["64-true", "32-true", "bf16-true", "16-true", "bf16-mixed", "16-mixed"]
 
 DTYPES = {
     "64-true": torch.float64,
@@ -35,6 +35,7 @@ DTYPES = {
     "bf16-true": torch.bfloat16,
     "16-true": torch.float16,
     "bf16-mixed": torch.float32,
+    "16-mixed": torch.float32,
 }
 
 
@@ -114,7 +115,8 @@ def optimizers(net: nn.Module, *, split: bool) -> list[torch.optim.SGD]:
 
 
 def autocast(recipe: Recipe) -> torch.autocast:
-    return torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision == "bf16-mixed")
+    dtype = torch.float16 if recipe.precision == "16-mixed" else torch.bfloat16
+    return torch.autocast("cpu", dtype, enabled=recipe.precision.endswith("mixed"))
 
 
 def weights_of(net: nn.Module) -> Weights:

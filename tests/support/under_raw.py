@@ -42,18 +42,23 @@ def train_with(adapter: RawDDPAdapter, recipe: Recipe, size: int) -> Weights:
 def _loop(recipe: Recipe, net: Net, model: nn.Module, made: list[torch.optim.SGD]) -> None:
     exchange = net.moves
     assert isinstance(exchange, Exchange)
+    # its own first scale is too large for float16 here, and it would leave out steps
+    scaler = torch.amp.GradScaler("cpu", 256, enabled=recipe.precision == "16-mixed")
     for number, rows in enumerate(recipe.loop(exchange), start=1):
         last = number % recipe.accumulate == 0
         with _no_sync(model, enabled=not last):
             with autocast(recipe):
                 loss = loss_of(model(rows), exchange)
-            (loss / recipe.accumulate).backward()
+            scaler.scale(loss / recipe.accumulate).backward()
         if last:
             if recipe.clip is not None:
+                for optimizer in made:
+                    scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
             for optimizer in made:
-                optimizer.step()
+                scaler.step(optimizer)
                 optimizer.zero_grad()
+            scaler.update()
             if recipe.after_step(net):
                 break
 
