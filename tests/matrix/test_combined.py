@@ -10,7 +10,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from collectives import Exchange
 from tests.support.cells import runtimes
-from tests.support.nets import Checkpointed, Net, Reentrant, Skipping, Whole, loss_of
+from tests.support.nets import (
+    Checkpointed,
+    Folding,
+    Net,
+    Overlapping,
+    Reentrant,
+    Skipping,
+    Whole,
+    loss_of,
+)
 from tests.support.recipe import (
     Precision,
     Recipe,
@@ -38,7 +47,7 @@ def allowed(recipe: Recipe) -> bool:
 
 
 def recipes() -> Iterator[Recipe]:
-    nets = (Net, Checkpointed, Reentrant, Skipping)
+    nets = (Net, Checkpointed, Reentrant, Skipping, Overlapping, Folding)
     for net, ddp, accumulate, clip, precision in itertools.product(
         nets, OPTIONS, (1, 2), (None, 0.1), PRECISIONS
     ):
@@ -49,14 +58,14 @@ def recipes() -> Iterator[Recipe]:
 
 @pytest.mark.matrix
 @runtimes("all combinations of DDP's options, checkpoints, accumulation, clipping, bf16-mixed")
-@pytest.mark.ranks(2, timeout=200)
+@pytest.mark.ranks(2, timeout=400)
 def test_every_combination_trains_as_one_process(runtime: str) -> None:
     count = 0
     for recipe in recipes():
         near = {"rtol": 1e-2, "atol": 3e-3} if recipe.precision == "bf16-mixed" else {}
         assert_trained(train(runtime, recipe, 2), reference(recipe, 2), **near)
         count += 1
-    assert count == 88
+    assert count == 88 + 2 * 28
 
 
 def plain(recipe: Recipe) -> None:

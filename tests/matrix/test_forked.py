@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from adapters.raw_ddp import RawDDPAdapter
+from tests.support.nets import Moves, Net
 from tests.support.recipe import Recipe, Weights, assert_trained, reference, weights_of
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
@@ -59,6 +60,24 @@ def test_forked_ranks_train_and_the_weights_come_back(
     train: Callable[[str], Weights], strategy: str
 ) -> None:
     assert_brings_weights_back(train, strategy)
+
+
+@pytest.mark.cell(FORKED, "lightning")
+@pytest.mark.matrix
+@pytest.mark.ranks(1, backend=None, fresh=True)
+def test_a_module_goes_from_one_device_to_forked_ranks_and_back() -> None:
+    from tests.support.under_lightning import Trained, trainer_for
+
+    def from_here(moves: Moves) -> Net:
+        net = Net(moves).double()
+        net.load_state_dict(module.net.state_dict())
+        return net
+
+    module = Trained(Recipe())
+    for size, options in ((1, {}), (2, {"strategy": "ddp_notebook", "plugins": None}), (1, {})):
+        expected = reference(Recipe(net=from_here), size)
+        trainer_for(Recipe(), size, **options).fit(module)
+        assert_trained(weights_of(module.net), expected)
 
 
 @pytest.mark.matrix

@@ -18,7 +18,7 @@ from adapters.fabric import FabricAdapter
 from adapters.lightning import LightningAdapter
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Ring
-from tests.support.nets import Net, loss_of
+from tests.support.nets import Checkpointed, Folding, Net, Overlapping, Reentrant, loss_of
 from tests.support.recipe import Recipe, Weights, assert_trained, optimizers, reference
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
@@ -27,14 +27,18 @@ DATA, LAYERS = "data_parallel", "tensor_parallel"  # Lightning's names
 FEATURE = "FSDP2 and tensor parallel, 2-D device mesh"
 
 
-class Owned(Net):
-    """Returns no view, as FSDP2 wants it: layers that lie in shards return views."""
+def owned(kind: type[Net]) -> type[Net]:
+    """Let it return no view, as FSDP2 wants it: layers that lie in shards return views."""
 
-    def forward(self, rows: Tensor) -> Tensor:
-        return super().forward(rows).clone()
+    class Owned(kind):  # type: ignore[misc, valid-type]
+        def forward(self, rows: Tensor) -> Tensor:
+            made: Tensor = super().forward(rows)
+            return made.clone()
+
+    return Owned
 
 
-RECIPE = Recipe(net=Owned)
+RECIPE = Recipe(net=owned(Net))
 
 
 def sharded(net: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -96,7 +100,7 @@ def test_a_fabric_shards_weights_and_exchanges_along_its_data_axis(rank: int) ->
     runtime = fabric("lightning.pytorch", devices=4, strategy=strategy)
     runtime.launch()
     exchange = Exchange(Ring, FabricAdapter(runtime, mesh_axis=DATA))
-    net = Owned(exchange).double()
+    net = RECIPE.net(exchange).double()
     model = runtime.setup_module(net)
     (optimizer,) = optimizers(net, split=False)
     optimizer = runtime.setup_optimizers(optimizer)
@@ -111,15 +115,19 @@ def test_a_fabric_shards_weights_and_exchanges_along_its_data_axis(rank: int) ->
 @pytest.mark.cell(FEATURE, "raw")
 @pytest.mark.matrix
 @pytest.mark.ranks(4)
-def test_a_plain_loop_shards_weights_and_exchanges_along_its_data_axis(rank: int) -> None:
+@pytest.mark.parametrize("kind", [Net, Overlapping, Folding, Checkpointed, Reentrant])
+def test_a_plain_loop_shards_weights_and_exchanges_along_its_data_axis(
+    kind: type[Net], rank: int
+) -> None:
+    recipe = Recipe(net=owned(kind))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=(DATA, LAYERS))
     exchange = Exchange(Ring, RawDDPAdapter(group=mesh.get_group(DATA)))
-    net = Owned(exchange).double()
+    net = recipe.net(exchange).double()
     sharded(net, mesh)
     (optimizer,) = optimizers(net, split=False)
-    for rows in RECIPE.batches(exchange):
+    for rows in recipe.batches(exchange):
         loss_of(net(rows), exchange).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert_over_data_axis(exchange, rank)
-    assert_trained(whole_weights(net), reference(RECIPE, 2))
+    assert_trained(whole_weights(net), reference(recipe, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.cells import runtimes
-from tests.support.nets import Checkpointed, Reentrant
+from tests.support.nets import Checkpointed, Folding, Overlapping, Reentrant
 from tests.support.recipe import Recipe, assert_trained, reference, train
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
@@ -48,3 +48,17 @@ def test_an_exchange_inside_a_checkpoint_is_made_again_on_all_ranks(runtime: str
 def test_an_exchange_inside_a_reentrant_checkpoint_is_made_again(runtime: str) -> None:
     recipe = Recipe(net=Reentrant)
     assert_trained(train(runtime, recipe, 2), reference(Recipe(), 2))
+
+
+@runtimes("start_shift inside the module")
+@pytest.mark.ranks(2)
+def test_what_is_on_its_way_while_the_module_computes_arrives(runtime: str) -> None:
+    recipe = Recipe(net=Overlapping)
+    assert_trained(train(runtime, recipe, 2), reference(recipe, 2))
+
+
+@runtimes("ring_fold inside the module")
+@pytest.mark.ranks(2)
+def test_a_fold_round_the_ring_is_computed_again_in_backward(runtime: str) -> None:
+    recipe = Recipe(net=Folding)
+    assert_trained(train(runtime, recipe, 2), reference(recipe, 2))

@@ -6,6 +6,8 @@ would travel is moved by ``torch.roll``: plain torch, without any exchange.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -14,8 +16,10 @@ from collectives import Exchange, Received
 
 __all__ = [
     "Checkpointed",
+    "Folding",
     "Moves",
     "Net",
+    "Overlapping",
     "Reentrant",
     "Skipping",
     "Whole",
@@ -36,6 +40,20 @@ class Whole:
 
     def shift(self, tensor: Tensor) -> Tensor:
         return tensor.roll(1, 0)
+
+    def start_shift(self, tensor: Tensor) -> Whole:
+        self.shifted = self.shift(tensor)
+        return self
+
+    def wait(self) -> Tensor:
+        return self.shifted
+
+    def ring_fold(
+        self, fn: Callable[..., Tensor], tree: Tensor, *args: Tensor, params: Iterable[nn.Module]
+    ) -> Tensor:
+        del params
+        terms = [fn(0, tree.roll(offset, 0), *args) for offset in range(self.size)]
+        return torch.stack(terms).sum(0)
 
     def exchange(self, *, to_left: Tensor, to_right: Tensor) -> Received[Tensor, Tensor]:
         return Received(from_left=to_right.roll(1, 0), from_right=to_left.roll(-1, 0))
@@ -102,6 +120,30 @@ class Skipping(Net):
             return made
         more: Tensor = made + odd * self.extra(made)
         return more
+
+
+class Overlapping(Net):
+    """Computes while what it exchanges is on its way."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.encoder(rows).tanh()
+        pending = self.moves.start_shift(hidden)
+        made: Tensor = self.head(hidden) + self.head(pending.wait()) / 2
+        return made
+
+
+class Folding(Net):
+    """Goes round the ring by ``ring_fold``, which computes its terms again in backward."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.encoder(rows).tanh()
+
+        def term(_: int, block: Tensor, mine: Tensor) -> Tensor:
+            made: Tensor = self.head(block * mine)
+            return made
+
+        made: Tensor = self.moves.ring_fold(term, hidden, hidden, params=[self.head])
+        return made
 
 
 def loss_of(mine: Tensor, moves: Moves) -> Tensor:
