@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from collectives.discovery import describe
 from collectives.errors import ArgumentError, CollectivesError
@@ -71,6 +72,8 @@ class _ProfilingTrainer(Protocol):
 _NOT_TOLD = {"PassThroughProfiler", "PyTorchProfiler", "AdvancedProfiler", "XLAProfiler"}
 
 CloseOn = Literal["never", "teardown"]
+_Kinds = WeakKeyDictionary["ExchangeLike", dict[type, "type[_ExchangeHooks]"]]
+_kinds: _Kinds = WeakKeyDictionary()
 _Callback = TypeVar("_Callback")
 
 
@@ -110,7 +113,7 @@ def exchange_callback(
             "exchange_callback: expected the Callback class of your Lightning, got"
             f" {describe(callback_class)}; pass L.Callback"
         )
-    kind = type("ExchangeCallback", (_ExchangeHooks, callback_class), {"__module__": __name__})
+    kind = _class_for(callback_class, exchange)
     return cast("_Callback", kind(callback_class, exchange, log=log, close_on=close_on))
 
 
@@ -181,6 +184,19 @@ class _ExchangeHooks:
         if self._watcher is not None:
             WATCHERS[:] = [watcher for watcher in WATCHERS if watcher is not self._watcher]
             self._watcher = None
+
+
+def _class_for(callback_class: type, exchange: ExchangeLike) -> type[_ExchangeHooks]:
+    """Return one class for each exchange.
+
+    A Trainer asks for ``configure_callbacks`` in each stage, and lets what it gets replace what it
+    has of the same class: so it has one callback of each exchange, however many there are.
+    """
+    kinds = _kinds.setdefault(exchange, {})
+    if callback_class not in kinds:
+        bases, namespace = (_ExchangeHooks, callback_class), {"__module__": __name__}
+        kinds[callback_class] = type("ExchangeCallback", bases, namespace)
+    return kinds[callback_class]
 
 
 def _is_callback_class(candidate: object) -> bool:

@@ -140,6 +140,25 @@ def test_anything_but_a_callback_class_is_refused(wrong: Any) -> None:
         exchange_callback(wrong, NotedExchange())
 
 
+@pytest.mark.ranks(1, backend=None)
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_a_trainer_has_one_callback_of_each_exchange_in_every_stage(namespace: str) -> None:
+    class Asked(probe_class(namespace)):  # type: ignore[misc] # of whichever namespace
+        def configure_callbacks(self) -> list[object]:
+            return [exchange_callback(callback_class(namespace), one) for one in exchanges]
+
+    exchanges = [NotedExchange(), NotedExchange()]
+    stages = trainer(namespace, devices=1, strategy="auto")
+    for epochs in (1, 2):
+        stages.fit_loop.max_epochs = epochs
+        stages.fit(Asked(), loader(), loader())
+        stages.validate(Asked(), loader(), verbose=False)
+    callbacks: list[Any] = stages.callbacks  # type: ignore[attr-defined]
+    assert [callback._exchange for callback in callbacks] == exchanges
+    per_step = 2  # calls
+    assert [len(one.calls) for one in exchanges] == [4 * per_step] * 2
+
+
 # -- with an Exchange --------------------------------------------------------------------------
 
 
