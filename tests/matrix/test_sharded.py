@@ -6,6 +6,8 @@ The groups of the data axis are strided: ranks 0 and 2, ranks 1 and 3.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -31,9 +33,13 @@ def owned(kind: type[Net]) -> type[Net]:
     """Let it return no view, as FSDP2 wants it: layers that lie in shards return views."""
 
     class Owned(kind):  # type: ignore[misc, valid-type]
+        across: Exchange | None = None  # along the other axis, where all ranks have the same
+
         def forward(self, rows: Tensor) -> Tensor:
+            if self.across is not None:
+                rows = self.across.shift(rows)
             made: Tensor = super().forward(rows)
-            return made.clone()
+            return made.clone() if self.across is None else self.across.shift(made)
 
     return Owned
 
@@ -67,7 +73,7 @@ def assert_over_data_axis(exchange: Exchange, rank: int) -> None:
 
 @pytest.mark.cell(FEATURE, "lightning")
 @pytest.mark.ranks(4)
-def test_a_trainer_shards_weights_and_exchanges_along_its_data_axis(rank: int) -> None:
+def test_a_trainer_shards_weights_and_exchanges_along_both_axes(rank: int) -> None:
     from lightning.pytorch.strategies import ModelParallelStrategy
 
     from tests.support.under_lightning import Trained, trainer_for
@@ -75,6 +81,8 @@ def test_a_trainer_shards_weights_and_exchanges_along_its_data_axis(rank: int) -
     class Sharded(Trained):
         def __init__(self, recipe: Recipe) -> None:
             super().__init__(recipe, Exchange(Ring, LightningAdapter(self, mesh_axis=DATA)))
+            net: Any = self.net
+            net.across = Exchange(Ring, LightningAdapter(self, mesh_axis=LAYERS))
 
         def configure_model(self) -> None:
             assert self.device_mesh is not None
