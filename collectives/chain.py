@@ -99,7 +99,10 @@ class Chain:
     """The exchanges of one group on this rank, in the order of their forward calls."""
 
     def __init__(self) -> None:
-        self._root = torch.empty(0, requires_grad=True)  # saved by every node: no bytes
+        # Saved by every node: no bytes. A group may be used first in inference mode (a sanity
+        # check), where it would be a tensor that no later node can save.
+        with torch.inference_mode(mode=False):
+            self._root = torch.empty(0, requires_grad=True)
         self._token = self._root
         self._segment = Segment()
         self._earlier: list[Segment] = []
