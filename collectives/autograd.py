@@ -176,7 +176,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: FunctionCtx, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
-        return (torch.zeros(0), *_tangents(flight, tangents[2:]))
+        return (torch.zeros(0, device="cpu"), *_tangents(flight, tangents[2:]))
 
 
 class _Transformed(torch.autograd.Function):

@@ -102,7 +102,7 @@ class Chain:
         # Saved by every node: no bytes. A group may be used first in inference mode (a sanity
         # check), where it would be a tensor that no later node can save.
         with torch.inference_mode(mode=False):
-            self._root = torch.empty(0, requires_grad=True)
+            self._root = torch.empty(0, requires_grad=True, device="cpu")
         self._token = self._root
         self._segment = Segment()
         self._earlier: list[Segment] = []

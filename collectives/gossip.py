@@ -137,7 +137,7 @@ def _squares_of_my_part(
     like = tuple(mine for _ in range(1, size))
     arrived = cast("tuple[list[Tensor], ...]", move(binding, route, sent, like, timeout=timeout))
     of_rank = {(rank - hop) % size: tree for hop, tree in enumerate((mine, *arrived))}
-    squares = torch.zeros(size, dtype=torch.float64)
+    squares = torch.zeros(size, dtype=torch.float64, device="cpu")
     for number, own in enumerate(mine):
         # Distances from my own, not from zero: so they are exactly 0 where all have the same.
         apart = partial(_apart, own)

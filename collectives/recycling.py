@@ -42,9 +42,9 @@ class Recycling:
         for place in reversed(range(len(self._storages))):  # caches know the last best
             if self._free(place, leaf.nbytes):
                 self._storages.append(self._storages.pop(place))
-                tensor = torch.empty(0, dtype=leaf.dtype)
+                tensor = torch.empty(0, dtype=leaf.dtype, device="cpu")
                 return tensor.set_(self._storages[-1], 0, leaf.shape)  # type: ignore[call-overload, no-any-return]
-        tensor = torch.empty(leaf.shape, dtype=leaf.dtype)
+        tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
         self._keep(tensor.untyped_storage())
         return tensor
 

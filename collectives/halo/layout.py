@@ -151,7 +151,7 @@ def _all_sizes(binding: Binding, op: str, mine: tuple[int, ...], timeout: float 
     # A transform of torch.func would wrap the table, which is none of its business.
     with torch.no_grad(), torch._C._DisableFuncTorch():
         table = torch.full((size, len(mine)), -1, dtype=torch.int64, device=binding.engine.device)
-        table[rank] = torch.tensor(mine, dtype=torch.int64)
+        table[rank] = table.new_tensor(mine)
         for plan in plan_dissemination(told, size, rank):
             route = binding.routes.setdefault((plan.op, "sizes"), Route(plan))
             (theirs,) = move(binding, route, (table,), timeout=timeout)

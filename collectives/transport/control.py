@@ -55,7 +55,8 @@ def break_connections(group: ProcessGroup, device: torch.device) -> None:
         with contextlib.suppress(Exception):
             getattr(backend, "abort")()  # noqa: B009 - not in the stubs
         return
-    nothing, recv = torch.empty(1, dtype=torch.uint8), post_function(backend, "recv")
+    nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
+    recv = post_function(backend, "recv")
     for peer in range(group.size()):
         if peer == group.rank():
             continue
@@ -79,7 +80,8 @@ def connection_lost(group: ProcessGroup, device: torch.device, peer: int) -> boo
     if not isinstance(backend, dist.ProcessGroupGloo):
         return False
     try:
-        post_function(backend, "recv")([torch.empty(1, dtype=torch.uint8)], peer, ABORT_TAG)
+        nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
+        post_function(backend, "recv")([nothing], peer, ABORT_TAG)
     except RuntimeError:
         return True
     return False

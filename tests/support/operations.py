@@ -1,18 +1,18 @@
-"""Inference mode and training take turns: neither leaves anything behind that the other meets."""
+"""Every operation of an Exchange over a ring, as a function of one tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from adapters.raw_ddp import RawDDPAdapter
-from collectives import Exchange, Ring, even_steps
+from collectives import even_steps
 
-LARGE = 300_000  # float64: received into memory that is used again, and sent round a ring
+__all__ = ["OPERATIONS", "Operation"]
+
+Operation = Callable[[Any, Tensor], Tensor]
 
 
 def folded(exchange: Any, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def stepped(exchange: Any, x: Tensor) -> Tensor:
     return torch.stack([x * number for number in even_steps(range(3), exchange)]).sum(0)
 
 
-OPERATIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+OPERATIONS: dict[str, Operation] = {
     "shift": lambda e, x: e.shift(x),
     "a tree": lambda e, x: sum(e.shift([x, x * 2, x.float()])),
     "start_shift": lambda e, x: e.start_shift(x).wait(),
@@ -60,26 +60,3 @@ OPERATIONS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "gossip_": gossiped,
     "even_steps": stepped,
 }
-
-
-def in_turns(exchange: Exchange, operation: Callable[[Any, Tensor], Tensor], rows: int) -> None:
-    x = torch.arange(1.0, rows + 1, dtype=torch.float64)
-    for _ in range(3):  # inference mode comes first
-        with torch.inference_mode():
-            inferred = operation(exchange, x)
-        leaf = x.clone().requires_grad_()
-        trained = operation(exchange, leaf)
-        exchange.join((trained * trained).sum()).backward()
-        assert leaf.grad is not None
-        assert inferred.is_inference()
-        assert not trained.is_inference()
-        assert torch.equal(inferred, trained.detach())
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("rows", [6, LARGE])
-def test_a_group_that_is_used_first_in_inference_mode_trains_afterwards(
-    name: str, rows: int
-) -> None:
-    in_turns(Exchange(Ring, RawDDPAdapter()), OPERATIONS[name], rows)
