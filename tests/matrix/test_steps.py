@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from torch import Tensor
 
 from tests.support.cells import runtimes
-from tests.support.nets import Checkpointed, Folding, Overlapping, Reentrant
-from tests.support.recipe import Recipe, assert_trained, reference, train
+from tests.support.nets import (
+    Checkpointed,
+    Folding,
+    Net,
+    Overlapping,
+    Reentrant,
+    Whole,
+    loss_of,
+)
+from tests.support.recipe import (
+    Recipe,
+    assert_trained,
+    optimizers,
+    reference,
+    train,
+    weights_of,
+)
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
@@ -62,3 +80,33 @@ def test_what_is_on_its_way_while_the_module_computes_arrives(runtime: str) -> N
 def test_a_fold_round_the_ring_is_computed_again_in_backward(runtime: str) -> None:
     recipe = Recipe(net=Folding)
     assert_trained(train(runtime, recipe, 2), reference(recipe, 2))
+
+
+@pytest.mark.cell("manual optimization", "lightning")
+@pytest.mark.ranks(2)
+def test_two_losses_that_are_joined_where_they_are_computed_go_backward_one_by_one() -> None:
+    from tests.support.under_lightning import ByHand, trainer_for
+
+    class TwoLosses(ByHand):
+        def training_step(self, rows: Tensor) -> Tensor:
+            optimizer: Any = self.optimizers()
+            losses = [loss_of(self.net(rows * scale), self.moves) / 2 for scale in (1, 2)]
+            for loss in losses:
+                self.manual_backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            return losses[0]
+
+        def configure_optimizers(self) -> Any:
+            return optimizers(self.net, split=False)[0]
+
+    whole, expected = Whole(2), Net(Whole(2)).double()
+    (optimizer,) = optimizers(expected, split=False)
+    for rows in Recipe().batches(whole):
+        for scale in (1, 2):
+            (loss_of(expected(rows * scale), whole) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    module = TwoLosses(Recipe())
+    trainer_for(Recipe(), 2).fit(module)
+    assert_trained(weights_of(module.net), weights_of(expected))

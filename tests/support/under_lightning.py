@@ -17,7 +17,7 @@ from tests.support.nets import Moves, Whole, loss_of, rows_of
 from tests.support.probe import trainer
 from tests.support.recipe import Recipe, Weights, optimizers, weights_of
 
-__all__ = ["Trained", "train", "trained", "trainer_for"]
+__all__ = ["ByHand", "Trained", "train", "trained", "trainer_for"]
 
 
 class Trained(lightning.LightningModule):
