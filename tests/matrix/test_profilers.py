@@ -62,6 +62,7 @@ def test_forward_backward_post_and_wait_are_ranges(tmp_path: Path, rank: int) ->
     assert OF_A_STEP.keys() <= {event["name"] for event in events}
 
 
+@pytest.mark.cell("torch.profiler", "raw")
 @pytest.mark.ranks(3)
 def test_every_operation_has_a_range_of_its_own_name() -> None:
     exchange = Exchange(lambda size: Mesh((1, size), axes=("y", "x")), RawDDPAdapter())
