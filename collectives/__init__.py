@@ -16,6 +16,8 @@ General layout; imports go only downwards:
 ``engine``              runs a call: ``flight`` is one under way, ``chain`` the token chain
 ``autograd``            the adjoint: the plan reversed; ``gradients`` are its tables
 ``move``, ``checks``    from trees to calls and back; what is refused on the way
+``compiled``            exchanges in graphs of torch.compile, torch.export and make_fx; what ends
+                        in ``in_graph``, and ``graphed``, are the operations while they are traced
 ``halo``                halos around a shard; ``nn`` are torch's layers on shards
 ``exchange``            Exchange, what users call; ``lifetime``, ``binding``, ``routes`` serve it
 ``neighbourhoods``      its operations over edges (``neighbours``); ``gossip`` averages (``flats``)

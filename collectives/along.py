@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .binding import Route
+from .checks import plain
 from .errors import ExchangeMismatch
 from .line import line_of
 from .move import move
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .routes import Axis
 
-__all__ = ["Along", "Leaves"]
+__all__ = ["Along", "Leaves", "Way", "make_plan"]
 
 Leaves = list[Tensor]
 Way = Literal["each", "next"] | int  # to each, to the next, or from one position to each
@@ -92,6 +93,10 @@ class Along:
             told = self.to_each(mine, [mine[self.position]] * self.count, ", sizes")
             return [row.tolist() for (row,) in told]
 
+    def plain(self, x: Tensor) -> Tensor:
+        """Return a tensor of the tree as an alias that is raw memory, or say why there is none."""
+        return plain(self.binding, self.op, x)
+
     def _move(
         self,
         way: Way,
@@ -102,7 +107,7 @@ class Along:
         routes, key = self.binding.routes, (self.op, way, about)
         route = routes.get(key)
         if route is None:
-            route = routes[key] = Route(_plan(self.line, self.op + about, way))
+            route = routes[key] = Route(make_plan(self.line, self.op + about, way))
         try:
             arrived = move(self.binding, route, trees, like, timeout=self.timeout)
         except ExchangeMismatch as error:
@@ -114,7 +119,8 @@ class Along:
         return arrived
 
 
-def _plan(line: Line, op: str, way: Way) -> Plan:
+def make_plan(line: Line, op: str, way: Way) -> Plan:
+    """Return the plan of one of the ways along a line."""
     if way == "each":
         return line.to_each(op)
     if way == "next":

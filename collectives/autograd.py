@@ -136,7 +136,7 @@ def unpack(ctx: FunctionCtx, record: Record | None, engine: Engine) -> tuple[Ten
             " exchange.join(loss); or keep the graph with retain_graph=True"
         ) from error
     if record is not None:
-        record.run()
+        record.run(engine.state.chain)
     return saved
 
 

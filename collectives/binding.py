@@ -104,6 +104,7 @@ class Binding:
         routes: By operation and its arguments.
         sizes: What ``shapes="once"`` was told, by operation and what this rank has.
         kept: What families of operations have worked out for this group, by keys of theirs.
+        compiled: Calls of compiled code: apart, since all ranks forget the others together.
         digest: What all ranks must agree on about the topology.
         generation: Of the process: a fork makes a binding void.
         owner: Number of the Exchange on its group, in the order of their first calls; 0 before.
@@ -120,6 +121,7 @@ class Binding:
     routes: dict[object, Route] = field(default_factory=dict)
     sizes: dict[str, dict[object, list[list[int]]]] = field(default_factory=dict)
     kept: dict[object, object] = field(default_factory=dict)
+    compiled: dict[object, Call] = field(default_factory=dict)
     digest: str = ""
     generation: int = field(default_factory=lambda: _generation)
     owner: int = 0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from .checks import plain
 from .dtypes import as_memory
 from .errors import ArgumentError
 from .line import shares
@@ -45,7 +45,7 @@ def leaves_of(along: Along, tree: object, dim: int | None = None) -> tuple[Leave
                 )
     along.constant = not any(x.requires_grad for x in found)
     # As aliases: a leaf that goes to many ranks collects its gradients there, in their order.
-    return [plain(along.binding, along.op, x) for x in found], structure
+    return [along.plain(x) for x in found], structure
 
 
 def split_leaves(along: Along, leaves: Leaves, dim: int, sizes: Sizes | None) -> list[Leaves]:
@@ -95,13 +95,18 @@ def check_op(along: Along, leaves: Leaves, op: Op) -> None:
             )
 
 
-@functools.lru_cache(maxsize=128)
 def _cannot_reduce(op: Op, dtype: torch.dtype) -> str:
     """Return why torch cannot; "" if it can."""
     if op != "max" and dtype is torch.bool:
         return "they are neither numbers to add nor to divide"
     if op == "mean" and not (dtype.is_floating_point or dtype.is_complex):
         return "it would be no integer"
+    return "" if is_compiling() else _lacks_kernel(op, dtype)
+
+
+@functools.lru_cache(maxsize=128)
+def _lacks_kernel(op: Op, dtype: torch.dtype) -> str:
+    """Return why torch has no kernel for it; "" if it has. Compilers find that out themselves."""
     try:
         x: Tensor = torch.empty(2, dtype=dtype)
         x.amax(0) if op == "max" else x + x

@@ -42,7 +42,7 @@ _INNER = (__name__.partition(".")[0] + ".", "torch.")
 
 # Where code stands. Its line is looked up when it is read: in a long function that takes longer
 # than all the rest of an exchange.
-Place = tuple["CodeType", int]
+Place = tuple["CodeType | str", int]  # of compiled code, which knows its frames no more: file, line
 
 
 class Record:
@@ -61,15 +61,17 @@ class Record:
         self.ran = False
         self.segment: Segment | None = None
 
-    def run(self) -> None:
+    def run(self, chain: Chain) -> None:
         """Note that its backward runs.
 
         One that is differentiated itself (``create_graph``, as for a gradient penalty) keeps its
         graph for the loss that is to come: the chain goes on.
         """
         self.ran = True
-        if self.segment is not None and not torch.is_grad_enabled():
-            self.segment.touched = True
+        segment = self.segment
+        if segment is not None and not segment.touched and not torch.is_grad_enabled():
+            segment.touched = True
+            chain.touch(segment)
 
     @property
     def where(self) -> str:
@@ -83,10 +85,11 @@ class Record:
 class Segment:
     """The exchanges between two cuts of a chain."""
 
-    __slots__ = ("records", "touched")
+    __slots__ = ("numbered", "records", "touched")
 
     def __init__(self) -> None:
         self.records: list[Record] = []
+        self.numbered: dict[int, Record] = {}  # those of compiled code
         self.touched = False
 
     @property
@@ -96,29 +99,36 @@ class Segment:
 
 
 class Chain:
-    """The exchanges of one group on this rank, in the order of their forward calls."""
+    """The exchanges of one group on this rank, in the order of their forward calls.
+
+    ``token`` is what goes into the next exchange. ``root`` is the leaf that all exchanges depend
+    on: ``autograd.grad`` towards it runs them all.
+    """
+
+    chained = True  # unlike what stands in for a chain in graphs that are kept
 
     def __init__(self) -> None:
         # Saved by every node: no bytes. A group may be used first in inference mode (a sanity
         # check), where it would be a tensor that no later node can save.
         with torch.inference_mode(mode=False):
-            self._root = torch.empty(0, requires_grad=True, device="cpu")
-        self._token = self._root
+            self.root = torch.empty(0, requires_grad=True, device="cpu")
+            # Of compiled code, which reads and writes it (and the token, and whether they were
+            # joined) as it is: the number of its last exchange, after which the next one comes.
+            self.ticket = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self.token = self.root
+        self.joined = False
+        # That of a chain which a backward has touched, until something begins the next one.
+        self._spent: Tensor | None = None
         self._segment = Segment()
         self._earlier: list[Segment] = []
-
-    @property
-    def root(self) -> Tensor:
-        """The leaf that all exchanges depend on: ``autograd.grad`` towards it runs them all."""
-        return self._root
 
     def link(self, record: Record) -> Tensor:
         """Add an exchange and return the token that goes into it."""
         if inside_backward():
             # A checkpoint computes its block again. Linked to anything before it, the block's own
             # backward would run that a second time.
-            return self._root
-        if self._segment.touched:
+            return self.root
+        if self._segment.touched or self.joined:
             self.cut()
         segment = record.segment = self._segment
         segment.records.append(record)
@@ -130,12 +140,25 @@ class Chain:
                 UserWarning,
                 *_file_and_line(record.place),
             )
-        return self._token
+        return self.token
+
+    def link_compiled(self, record: Record, sequence: int) -> None:
+        """Add an exchange of compiled code, which hands on the token by itself."""
+        self.link(record)
+        if record.segment is not None:
+            record.segment.numbered[sequence] = record
+
+    def find(self, sequence: int) -> Record | None:
+        """Return the exchange of compiled code that has this number, if it is still known."""
+        for segment in (self._segment, *reversed(self._earlier)):
+            if sequence in segment.numbered:
+                return segment.numbered[sequence]
+        return None
 
     def advance(self, record: Record, token: Tensor) -> None:
         """Take the token that came out of an exchange, if it was linked."""
         if record.segment is not None:
-            self._token = token
+            self.token = token
 
     def excuse(self, op: str) -> None:
         """Note that the input of an operation needs no gradient on this rank.
@@ -160,7 +183,12 @@ class Chain:
         # Segments that ran as a whole have nothing more to tell.
         if len(self._earlier) > 1:
             self._earlier = [s for s in self._earlier if not s.settled][-WARN_AT:]
-        self._token = self._root
+        self.token, self._spent, self.joined = self.root, None, False
+
+    def touch(self, segment: Segment) -> None:
+        """Note that a backward has touched a part of the chain: what comes begins a new one."""
+        if segment is self._segment:
+            self._spent, self.token = self.token, self.root
 
     def take(self) -> Tensor | None:
         """Return the last token and cut the chain.
@@ -169,10 +197,10 @@ class Chain:
             ``None`` if nothing was exchanged, or all of it has run backward and its graph is gone:
             a fold that was backpropagated without ``join``, as it may be.
         """
-        if not self._segment.records:
+        if not self._segment.records or self.joined:
             return None
-        over = self._segment.touched and self._segment.settled and _is_freed(self._token)
-        token = self._token
+        token = self.token if self._spent is None else self._spent
+        over = self._segment.touched and self._segment.settled and _is_freed(token)
         self.cut()
         return None if over else token
 
@@ -205,8 +233,10 @@ class Chain:
 
 def _is_freed(token: Tensor) -> bool:
     """Whether the node that a token came out of has no graph any more."""
+    if token.grad_fn is None:  # the root, which exchanges in a compiled checkpoint leave as it is
+        return False
     try:
-        token.grad_fn._raw_saved_tensors  # type: ignore[union-attr]  # noqa: B018 - raises
+        token.grad_fn._raw_saved_tensors  # type: ignore[attr-defined]  # noqa: B018 - raises
     except RuntimeError:
         return True
     return False
@@ -241,6 +271,8 @@ def _file_and_line(place: Place | None) -> tuple[str, int]:
     if place is None:
         return "?", 0
     code, offset = place
+    if isinstance(code, str):
+        return code, offset
     lines = (line for start, end, line in code.co_lines() if start <= offset < end)
     return code.co_filename, next(lines, None) or code.co_firstlineno
 

@@ -6,10 +6,13 @@ from typing import SupportsIndex, TypeVar, cast
 
 from .along import Along
 from .blocks import check_op, check_source, join_blocks, leaves_of, split_leaves
+from .compiled.eager import beyond_graphs, graphable
+from .errors import ArgumentError
 from .moves import Moves
 from .routes import Axis, Shapes
 from .schedules import Op, gather, reduce_all, reduce_blocks, spread
 from .sizes import Sizes, given_sizes, incoming
+from .tracing import tracing
 from .trees import unflatten
 
 __all__ = ["Collectives"]
@@ -26,6 +29,7 @@ class Collectives(Moves):
     the line.
     """
 
+    @graphable
     def all_gather(
         self,
         tree: T,
@@ -76,6 +80,8 @@ class Collectives(Moves):
 
         Source: MPI_Allgatherv.
         """
+        if sizes is None and shapes != "same" and tracing():
+            raise ArgumentError(beyond_graphs("all_gather", None, shapes))
         along = self._along("all_gather", axis, timeout, dim=dim)
         leaves, structure = leaves_of(along, tree, dim)
         mine = [x.shape[dim] for x in leaves]
@@ -85,6 +91,7 @@ class Collectives(Moves):
             expected = given_sizes(along, leaves, sizes, dim)
         return cast("T", unflatten(structure, join_blocks(gather(along, leaves, expected), dim)))
 
+    @graphable
     def reduce_scatter(
         self,
         tree: T,
@@ -136,6 +143,7 @@ class Collectives(Moves):
         blocks = split_leaves(along, leaves, dim, sizes)
         return cast("T", unflatten(structure, reduce_blocks(along, blocks, op)))
 
+    @graphable
     def all_reduce(
         self, tree: T, op: Op = "sum", *, axis: Axis = None, timeout: float | None = None
     ) -> T:
@@ -181,6 +189,7 @@ class Collectives(Moves):
         check_op(along, leaves, op)
         return cast("T", unflatten(structure, reduce_all(along, leaves, op)))
 
+    @graphable
     def all_to_all(
         self,
         tree: T,
@@ -223,6 +232,8 @@ class Collectives(Moves):
 
         Source: MPI_Alltoallv.
         """
+        if shapes != "same" and tracing():
+            raise ArgumentError(beyond_graphs("all_to_all", None, shapes))
         along = self._along("all_to_all", axis, timeout, dim=dim)
         leaves, structure = leaves_of(along, tree, dim)
         blocks = split_leaves(along, leaves, dim, sizes)
@@ -230,6 +241,7 @@ class Collectives(Moves):
         expected = incoming(along, leaves, outgoing, dim, shapes)
         return cast("T", unflatten(structure, join_blocks(along.to_each(blocks, expected), dim)))
 
+    @graphable
     def broadcast(
         self,
         tree: T,
@@ -279,4 +291,8 @@ class Collectives(Moves):
         if axis is not None:
             arguments["axis"] = axis
         words = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        if tracing():
+            from .along_in_graph import AlongInGraph
+
+            return AlongInGraph(self, f"{operation}({words})", axis, timeout)
         return Along(self._bound(), f"{operation}({words})", axis, timeout)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .transport import Transport
 
-__all__ = ["Adapter", "Context"]
+__all__ = ["Adapter", "Context", "Placed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +69,9 @@ class Adapter(Protocol):
                 ``torch.distributed``; the text says what to do.
         """
         ...
+
+
+class Placed(Protocol):
+    """A binding, or what stands for it: who this rank is, for error texts."""
+
+    here: str

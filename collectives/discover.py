@@ -41,6 +41,7 @@ from .transforms import outside
 
 if TYPE_CHECKING:
     from .binding import Binding, Route
+    from .context import Placed
     from .engine import Engine
     from .plan import Plan
     from .signature import Signature
@@ -81,7 +82,7 @@ def check_draft(binding: Binding, plan: Plan, sends: Specs) -> None:
         ) from error
 
 
-def refuse_sizes(binding: Binding, plan: Plan, argument: str) -> None:
+def refuse_sizes(binding: Placed, plan: Plan, argument: str) -> None:
     """Refuse an argument that says what arrives.
 
     Raises:

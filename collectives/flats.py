@@ -15,6 +15,7 @@ from .errors import ArgumentError
 
 if TYPE_CHECKING:
     from .binding import Binding
+    from .context import Placed
 
 __all__ = ["Flats", "check_averaged", "check_params", "weighted_sums"]
 
@@ -39,7 +40,7 @@ def weighted_sums(
     return sums
 
 
-def check_averaged(binding: Binding, operation: str, leaves: Iterable[Tensor]) -> None:
+def check_averaged(binding: Placed, operation: str, leaves: Iterable[Tensor]) -> None:
     """Refuse tensors that a weight would turn into another dtype."""
     for x in leaves:
         if not (x.is_floating_point() or x.is_complex()):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from .binding import Route
+from .compiled.eager import eager_only
 from .edges import plan_all_pairs, weight_sums
 from .flats import Flats, check_params
 from .move import move
@@ -28,6 +29,7 @@ __all__ = ["Gossip"]
 class Gossip(Neighbourhoods):
     """Decentralised averaging; see :class:`~collectives.Exchange`."""
 
+    @eager_only
     def gossip_(
         self,
         params: Module | Iterable[Tensor],
@@ -89,6 +91,7 @@ class Gossip(Neighbourhoods):
                 torch._foreach_add_(rows, theirs, alpha=factor)
             flats.put_back()
 
+    @eager_only
     def consensus_distance(
         self, params: Module | Iterable[Tensor], *, timeout: float | None = None
     ) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor, is_grad_enabled
 
 from . import autograd
 from .checks import check_loss
-from .move import raise_left_over
+from .prepare import raise_left_over
 from .transforms import transformed
 
 if TYPE_CHECKING:

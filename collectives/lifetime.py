@@ -1,131 +1,40 @@
-"""The life of an Exchange: made early, bound at first use, closed once."""
+"""The life of an Exchange: its steps, its backward, its end."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from .binding import Binding, TopologySource, bind_exchange
+from .bound import BoundLate
 from .checks import check_numbers
-from .deadline import Deadline, deadline_of
-from .errors import ArgumentError, CollectivesError, ExchangeClosed
+from .compiled.eager import eager_only, graphable
+from .deadline import deadline_of
+from .errors import CollectivesError, ExchangeClosed
 from .guard import describe, stay_away, watchdog
 from .joining import join_chain
-from .move import raise_left_over
+from .prepare import raise_left_over
 from .renewal import renew_group, successor
 from .state import in_numbers
-from .topology import Mesh, Topology
+from .tracing import tracing
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    import torch
-
-    from .context import Adapter
     from .record import FlightRecord
-    from .signature import Verify
 
-__all__ = ["BoundLate"]
+__all__ = ["Lifetime"]
 
-E = TypeVar("E", bound="BoundLate")
+E = TypeVar("E", bound="Lifetime")
 
 
-class BoundLate:
-    """What an Exchange is apart from its operations; see there for the arguments."""
-
-    def __init__(
-        self,
-        topology: TopologySource,
-        adapter: Adapter,
-        *,
-        name: str | None = None,
-        timeout: float = 300.0,
-        verify: Verify = "auto",
-    ) -> None:
-        if isinstance(adapter, type) or not callable(getattr(adapter, "context", None)):
-            raise ArgumentError(
-                f"Exchange: expected an adapter (LightningAdapter, FabricAdapter, RawDDPAdapter),"
-                f" got {adapter!r}"
-            )
-        if not isinstance(topology, Topology) and not callable(topology):
-            raise ArgumentError(
-                f"Exchange: expected a topology, such as Ring(4), or a function of the size, such"
-                f" as Ring, got {topology!r}"
-            )
-        if cast("object", topology) is Mesh:
-            raise ArgumentError(
-                "Exchange: a Mesh is not made by its size alone; say how:"
-                " Exchange(lambda size: Mesh.balanced(size, 2), adapter)"
-            )
-        if verify not in ("auto", "always", "off"):
-            raise ArgumentError(
-                f"Exchange: verify must be 'auto', 'always' or 'off', got {verify!r}"
-            )
-        self._topology, self._adapter = topology, adapter
-        self._name = name or ""
-        self._timeout = deadline_of(timeout).seconds
-        self._verify = verify
-        self._binding: Binding | None = None
-        self._last_size: int | None = None
-        self._closed = False
-
-    def _bound(self) -> Binding:
-        binding = self._binding
-        if binding is None or not binding.valid():
-            binding = self._bind()
-        return binding
-
-    def _bind(self) -> Binding:
-        if self._closed:
-            raise ExchangeClosed(f"{self!r} was closed; make a new one")
-        self._binding = None
-        self._binding = self._new_binding()
-        self._binding.step = getattr(self._adapter, "step", None)
-        self._last_size = self._binding.engine.size
-        return self._binding
-
-    def _new_binding(self) -> Binding:
-        return bind_exchange(
-            self._adapter.context(),
-            self._topology,
-            name=self._name,
-            verify=self._verify,
-            deadline=Deadline(self._timeout),
-            last_size=self._last_size,
-        )
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_binding": None}
-
-    def __repr__(self) -> str:
-        name = f", name={self._name!r}" if self._name else ""
-        topology = getattr(self._topology, "__name__", None) or repr(self._topology)
-        return f"Exchange({topology}, {type(self._adapter).__name__}{name})"
-
-    @property
-    def rank(self) -> int:
-        """Position of this process in the topology."""
-        return self._bound().engine.rank
-
-    @property
-    def size(self) -> int:
-        """Ranks of the topology."""
-        return self._bound().engine.size
-
-    @property
-    def device(self) -> torch.device:
-        """Where exchanged tensors live."""
-        return self._bound().engine.device
-
-    @property
-    def topology(self) -> Topology:
-        """The topology, with its size."""
-        return self._bound().topology
+class Lifetime(BoundLate):
+    """How an Exchange ends, and what is common to its operations; see :class:`Exchange`."""
 
     # -- the end ---------------------------------------------------------------------------------
 
+    @eager_only
     def close(self) -> None:
         """End this Exchange; the process group stays. Idempotent.
 
@@ -145,6 +54,7 @@ class BoundLate:
         if state.dropped:
             raise_left_over(binding)
 
+    @eager_only
     def abort(self, reason: str) -> None:
         """Fail on all ranks: what waits raises now, and the group cannot be used any more.
 
@@ -163,6 +73,7 @@ class BoundLate:
         elif binding.guarded:
             stay_away(binding.guarded, binding.digest, state.broken, seconds=1.0)
 
+    @eager_only
     def renew(self, timeout: float = 60.0) -> None:
         """Go on over a new process group, after a failure that all ranks outlived.
 
@@ -211,6 +122,7 @@ class BoundLate:
 
     # -- the backward ----------------------------------------------------------------------------
 
+    @graphable
     def join(self, loss: Tensor) -> Tensor:
         """Tie all exchanges made since the last join to ``loss``: call it before ``backward()``.
 
@@ -230,8 +142,13 @@ class BoundLate:
         Returns:
             A tensor equal to ``loss``; it requires grad if anything was exchanged under grad.
         """
+        if tracing():
+            from .compiled.traced import join as join_in_graph
+
+            return join_in_graph(self, loss)
         return join_chain(self._bound(), loss)
 
+    @eager_only
     def check_backward(self) -> None:
         """Raise if the backward of only some of the last exchanges ran; then begin anew.
 
@@ -242,6 +159,7 @@ class BoundLate:
         """
         self._bound().engine.state.chain.check()
 
+    @eager_only
     def mark_step(self, *numbers: int) -> None:
         """Tell where the loop stands: the numbers take part in matching from now on.
 
@@ -261,6 +179,7 @@ class BoundLate:
             watchdog().listen()  # somebody may have taken the signals over meanwhile
         binding.engine.state.chain.check()
 
+    @eager_only
     def stats(self) -> dict[str, float]:
         """Return what this Exchange has moved on this rank since it was bound, for a logger.
 
@@ -273,6 +192,7 @@ class BoundLate:
         """
         return in_numbers(self._bound().engine.counters)
 
+    @eager_only
     def flight_record(self) -> FlightRecord:
         """Return what this rank's group remembers of its last 64 exchanges, to be saved as JSON.
 

@@ -84,5 +84,5 @@ def shares(total: int, count: int) -> list[int]:
 
     Source: torch.tensor_split, numpy.array_split.
     """
-    least, more = divmod(total, count)
-    return [least + (q < more) for q in range(count)]
+    least, more = total // count, total % count  # no divmod: compilers know none of unknown sizes
+    return [least + 1 if q < more else least for q in range(count)]

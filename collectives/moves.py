@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import Literal, TypeVar, cast
 
 from .binding import resolve
+from .compiled.eager import eager_only
 from .explain import explain
-from .lifetime import BoundLate
+from .lifetime import Lifetime
 from .move import move, start_move
 from .pending import Pending
 from .received import Received
 from .routes import Axis, Pairs, Shapes, as_pairs, find_route, make_plan
+from .tracing import tracing
 
 __all__ = ["Moves"]
 
@@ -25,7 +27,7 @@ R = TypeVar("R")
 Trees = tuple[object, ...]
 
 
-class Moves(BoundLate):
+class Moves(Lifetime):
     """The operations that move trees between ranks; see :class:`~collectives.Exchange`."""
 
     def shift(
@@ -71,11 +73,16 @@ class Moves(BoundLate):
 
         Source: MPI_Cart_shift with MPI_Sendrecv; JAX ppermute.
         """
+        if tracing():
+            from .graphed import shift as shift_in_graph
+
+            return shift_in_graph(self, tree, offset, axis, fill, like, out, shapes, timeout)
         binding = self._bound()
         route = find_route(binding, "shift", shapes, axis, offset)
         (arrived,) = move(binding, route, (tree,), _one(like), _one(out), fill, timeout)
         return cast("T", arrived)
 
+    @eager_only
     def start_shift(
         self,
         tree: T,
@@ -140,6 +147,10 @@ class Moves(BoundLate):
 
         Source: MPI_Neighbor_alltoall on a Cartesian communicator.
         """
+        if tracing():
+            from .graphed import exchange as exchange_in_graph
+
+            return exchange_in_graph(self, to_left, to_right, axis, like, out, shapes, timeout)
         binding = self._bound()
         route = find_route(binding, "exchange", shapes, axis)
         expected = None if like is None else _crossed(like)
@@ -148,6 +159,7 @@ class Moves(BoundLate):
         # What Received() does, in half of the time.
         return tuple.__new__(Received, (arrived[1], arrived[0]))
 
+    @eager_only
     def start_exchange(
         self,
         *,
@@ -202,11 +214,16 @@ class Moves(BoundLate):
 
         Source: JAX ppermute.
         """
+        if tracing():
+            from .graphed import permute as permute_in_graph
+
+            return permute_in_graph(self, tree, pairs, fill, like, out, shapes, timeout)
         binding = self._bound()
         route = find_route(binding, "permute", shapes, pairs=as_pairs(pairs))
         (arrived,) = move(binding, route, (tree,), _one(like), _one(out), fill, timeout)
         return cast("T", arrived)
 
+    @eager_only
     def explain(
         self,
         operation: Literal["shift", "exchange", "permute"],

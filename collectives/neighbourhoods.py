@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar, cast, get_args
 
 from .binding import resolve
+from .compiled.eager import beyond_graphs, eager_only, graphable
 from .edges import graph_at, plan_edges
 from .errors import ArgumentError
 from .explain import explain
@@ -15,17 +16,21 @@ from .moves import Moves
 from .neighbours import find_edges
 from .routes import Axis, Pairs, Shapes
 from .topology import Cartesian
+from .tracing import tracing
 from .trees import flatten, unflatten
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .binding import Binding
+    from .context import Placed
     from .neighbours import EdgeRoute
+    from .neighbours_in_graph import EdgesInGraph
 
 __all__ = ["Neighbourhoods"]
 
 T = TypeVar("T")
+Trees: TypeAlias = tuple[object, ...]
 Operation: TypeAlias = Literal[
     "shift",
     "exchange",
@@ -51,6 +56,7 @@ class Neighbourhoods(Moves):
     Source: MPI's neighbourhood collectives (MPI-4.1, 8.6).
     """
 
+    @graphable
     def neighbor_allgather(
         self,
         tree: T,
@@ -93,11 +99,12 @@ class Neighbourhoods(Moves):
 
         Source: MPI_Neighbor_allgather.
         """
-        binding, route = self._edges("neighbor_allgather", step, shapes)
+        binding, route = self._edges("neighbor_allgather", step, shapes, out)
         expected, buffers = route.expected(binding, tree, like), route.buffers(binding, out)
-        arrived = move(binding, route, route.to_all(tree), expected, buffers, 0, timeout)
+        arrived = _move(binding, route, route.to_all(tree), expected, buffers, timeout)
         return cast("tuple[T, ...]", route.in_order(arrived))
 
+    @graphable
     def neighbor_alltoall(
         self,
         trees: Sequence[T],
@@ -143,18 +150,19 @@ class Neighbourhoods(Moves):
         Source: MPI_Neighbor_alltoall; on a ring of two with the sides as for three ranks (see
         :meth:`exchange`).
         """
-        binding, route = self._edges("neighbor_alltoall", step, shapes)
+        binding, route = self._edges("neighbor_alltoall", step, shapes, out)
         sent = route.dealt(binding, trees)
-        if route.edges.arriving and not route.edges.leaving and like is None:
+        if route.arriving and not route.leaving and like is None:
             raise ArgumentError(
                 f"neighbor_alltoall: no edge leaves this rank {binding.here}, so nothing says what"
-                f" arrives along the {len(route.edges.arriving)} that lead to it; give like="
+                f" arrives along the {len(route.arriving)} that lead to it; give like="
             )
         expected = route.expected(binding, trees[0] if trees else None, like)
         buffers = route.buffers(binding, out)
-        arrived = move(binding, route, sent, expected, buffers, 0, timeout)
+        arrived = _move(binding, route, sent, expected, buffers, timeout)
         return cast("tuple[T, ...]", route.in_order(arrived))
 
+    @graphable
     def neighbor_allreduce(
         self,
         tree: T,
@@ -201,10 +209,11 @@ class Neighbourhoods(Moves):
         leaves, structure = flatten(tree, f"neighbor_allreduce {binding.here}")
         check_averaged(binding, "neighbor_allreduce", leaves)
         expected = route.expected(binding, leaves, None)
-        arrived = move(binding, route, route.to_all(leaves), expected, timeout=timeout)
+        arrived = _move(binding, route, route.to_all(leaves), expected, None, timeout)
         theirs = cast("tuple[list[Tensor], ...]", route.in_order(arrived))
         return cast("T", unflatten(structure, weighted_sums(factors, leaves, theirs)))
 
+    @eager_only
     def explain(
         self,
         operation: Operation,
@@ -249,7 +258,27 @@ class Neighbourhoods(Moves):
         return explain(plans, mine, [*edges, "nothing"], fills=False)
 
     def _edges(
-        self, operation: str, step: int | None, shapes: Shapes = "same"
-    ) -> tuple[Binding, EdgeRoute]:
+        self, operation: str, step: int | None, shapes: Shapes = "same", out: object = None
+    ) -> tuple[Placed, EdgeRoute | EdgesInGraph]:
+        if tracing():
+            from .neighbours_in_graph import EdgesInGraph
+
+            if reason := beyond_graphs(operation, out, shapes):
+                raise ArgumentError(reason)
+            edges = EdgesInGraph(self, operation, step)
+            return edges, edges
         binding = self._bound()
         return binding, find_edges(binding, operation, step, shapes)
+
+
+def _move(
+    binding: Placed,
+    route: EdgeRoute | EdgesInGraph,
+    trees: Trees,
+    like: Trees | None,
+    out: Trees | None,
+    timeout: float | None,
+) -> Trees:
+    if tracing():
+        return cast("EdgesInGraph", route).move(trees, like, timeout)
+    return move(cast("Binding", binding), cast("EdgeRoute", route), trees, like, out, 0, timeout)

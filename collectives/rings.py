@@ -13,9 +13,10 @@ from torch.nn import Module
 from .binding import Binding
 from .checks import plain
 from .circuit import Options, circulate, find_track, fold, scan
+from .compiled.eager import eager_only
 from .errors import ArgumentError
-from .move import raise_left_over
 from .moves import Moves
+from .prepare import raise_left_over
 from .routes import Axis, Shapes, check_shapes
 from .trees import flatten
 
@@ -30,6 +31,7 @@ Params = Tensor | Module | Iterable[Tensor | Module]
 class Rings(Moves):
     """The operations in which every block visits every rank; see :class:`~collectives.Exchange`."""
 
+    @eager_only
     def ring_pass(
         self,
         tree: T,
@@ -97,6 +99,7 @@ class Rings(Moves):
         options = Options(op, ahead, shapes=shapes, timeout=timeout)
         return _existing(circulate(binding, track, tree, options))
 
+    @eager_only
     def ring_fold(
         self,
         fn: Callable[..., R | None],
@@ -167,6 +170,7 @@ class Rings(Moves):
         trees, given = (tree, *args), _parameters(params)
         return cast("R", fold(binding, track, fn, trees, given, options, kept))
 
+    @eager_only
     def ring_scan(
         self,
         fn: Callable[..., C],

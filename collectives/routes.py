@@ -14,7 +14,16 @@ from .topology import Cartesian, Topology
 if TYPE_CHECKING:
     from .binding import Binding
 
-__all__ = ["Axis", "Pairs", "Shapes", "as_pairs", "check_shapes", "find_route", "make_plan"]
+__all__ = [
+    "Axis",
+    "Operation",
+    "Pairs",
+    "Shapes",
+    "as_pairs",
+    "check_shapes",
+    "find_route",
+    "make_plan",
+]
 
 Shapes = Literal["same", "discover", "once"]
 Axis = str | int | None

@@ -98,7 +98,11 @@ def spread(along: Along, leaves: Leaves, source: int) -> Leaves:
 
 def _small(along: Along, blocks: Sequence[Leaves]) -> bool:
     """Whether one exchange is best; on two ranks it takes the ring's messages anyway."""
-    return along.count <= 2 or sum(x.nbytes for leaves in blocks for x in leaves) <= SMALL
+    return along.count <= 2 or sum(_bytes(x) for leaves in blocks for x in leaves) <= SMALL
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()  # x.nbytes, which no compiler knows of sizes that change
 
 
 def _combined(arrived: Sequence[Leaves], op: Op) -> Leaves:

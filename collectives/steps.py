@@ -14,9 +14,10 @@ import torch
 from .binding import Binding, Route
 from .deadline import deadline_of
 from .errors import ArgumentError, ExchangeError
-from .lifetime import BoundLate
-from .move import move, raise_left_over
+from .lifetime import Lifetime
+from .move import move
 from .plan import plan_dissemination
+from .prepare import raise_left_over
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -117,7 +118,7 @@ def even_steps(
         >>> simulate(3, program, "last")
         [['a', 'b', 'c', None], ['a', 'b', None, None], ['a', 'b', 'c', 'd']]
     """
-    if not isinstance(exchange, BoundLate):
+    if not isinstance(exchange, Lifetime):
         raise ArgumentError(
             f"even_steps: expected an Exchange, got {exchange!r}; even_steps(loader, exchange)"
         )

@@ -11,7 +11,7 @@ the field, from a rule (zeros, reflection). A :class:`Strip` says how many of ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -64,6 +64,8 @@ class Strip:
         from_right: Rows that come from the right neighbour: its first ones.
         to_left: Of its first rows, so many go to the left neighbour.
         to_right: Of its last rows, so many go to the right neighbour.
+
+    ``made_before`` and ``made_after`` are the rows that lie beyond an end of the field.
     """
 
     size: int
@@ -73,16 +75,12 @@ class Strip:
     from_right: int
     to_left: int
     to_right: int
+    made_before: int = field(init=False, repr=False, compare=False)
+    made_after: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def made_before(self) -> int:
-        """Rows in front that lie beyond the end of the field."""
-        return self.before - self.from_left
-
-    @property
-    def made_after(self) -> int:
-        """Rows behind that lie beyond the end of the field."""
-        return self.after - self.from_right
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "made_before", self.before - self.from_left)
+        object.__setattr__(self, "made_after", self.after - self.from_right)
 
 
 def offsets(sizes: Sequence[int]) -> tuple[int, ...]:

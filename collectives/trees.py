@@ -15,6 +15,7 @@ from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
@@ -165,7 +166,12 @@ def _flatten(tree: object) -> tuple[list[Tensor], Structure]:
     if isinstance(tree, Tensor):
         return [tree], LEAF
     # pytree visits leaf by leaf: for 100 tensors that takes longer than to pack them.
-    if isinstance(tree, _ROWS) and type(tree) in _ROWS and _PLAIN.issuperset(map(type, tree)):
+    if (
+        isinstance(tree, _ROWS)
+        and type(tree) in _ROWS
+        and _PLAIN.issuperset(map(type, tree))
+        and not is_compiling()  # which knows no caches
+    ):
         return list(tree), _row(type(tree), len(tree))
     leaves, spec = pytree.tree_flatten(tree, is_leaf=_is_mapping)
     tensors: list[Tensor] = []

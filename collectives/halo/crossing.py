@@ -21,28 +21,63 @@ if TYPE_CHECKING:
     from ..pending import Pending
     from .layout import Layout, Leg, Span
 
-__all__ = ["Crossing", "gather_back"]
+__all__ = ["Carrier", "Crossing", "gather_back"]
 
 Slabs = list[Tensor | None]  # four of a leg, as its spans
 Halos = list[tuple[Tensor, Tensor]]  # left and right, of the legs so far
 Trees = tuple[object, ...]
 
 
+class Carrier:
+    """Takes slabs along one leg, forward or back.
+
+    Args:
+        binding: Of the Exchange.
+        timeout: Seconds for each leg.
+    """
+
+    def __init__(self, binding: Binding, timeout: float | None) -> None:
+        self.binding, self.timeout = binding, timeout
+
+    def carry(
+        self, leg: Leg, trees: Trees, like: Trees | None, *, back: bool, constant: bool
+    ) -> Trees:
+        """Send one slab down each lane; return what arrives.
+
+        Args:
+            leg: With a route.
+            trees: The slabs.
+            like: What arrives, where that has other sizes.
+            back: Along the adjoint.
+            constant: Whether the field of this rank needs no gradient.
+        """
+        route = leg.back if back else leg.route
+        assert route is not None
+        arrived = move(self.binding, route, trees, like, timeout=self.timeout)
+        if constant:
+            self.binding.engine.state.chain.excuse(route.plan.op)
+        return arrived
+
+    def start(self, leg: Leg, trees: Trees, like: Trees | None) -> Pending[Trees]:
+        """Start to carry slabs forward."""
+        assert leg.route is not None
+        return start_move(self.binding, leg.route, trees, _as_they_are, like, timeout=self.timeout)
+
+
 class Crossing:
     """Halos on their way to a shard.
 
     Args:
-        binding: Of the Exchange.
+        carrier: Takes them there.
         layout: For this shard.
         x: The shard.
         out: Memory for the padded shard, or none.
-        timeout: Seconds for each leg.
     """
 
     def __init__(
-        self, binding: Binding, layout: Layout, x: Tensor, out: Tensor | None, timeout: float | None
+        self, carrier: Carrier, layout: Layout, x: Tensor, out: Tensor | None = None
     ) -> None:
-        self._binding, self._layout, self._out, self._timeout = binding, layout, out, timeout
+        self._carrier, self._layout, self._out = carrier, layout, out
         self._x, *cut = apply(Cut(layout), x)
         self._slabs = list(_by_leg(layout, cut))
         self._halos: Halos = []
@@ -54,10 +89,7 @@ class Crossing:
             slabs = self._extended(leg)
             if leg.route is not None:
                 trees, like = _sides(leg, slabs[0], slabs[1])
-                pending = start_move(
-                    self._binding, leg.route, trees, _as_they_are, like, timeout=self._timeout
-                )
-                self._started = slabs, pending
+                self._started = slabs, self._carrier.start(leg, trees, like)
                 return
             self._take(leg, slabs, (None, None))
 
@@ -73,10 +105,9 @@ class Crossing:
             arrived: Slabs = [None, None]
             if next_leg.route is not None:
                 trees, like = _sides(next_leg, slabs[0], slabs[1])
-                came = move(self._binding, next_leg.route, trees, like, timeout=self._timeout)
+                constant = not self._x.requires_grad
+                came = self._carrier.carry(next_leg, trees, like, back=False, constant=constant)
                 arrived = _by_lane(next_leg, came)
-                if not self._x.requires_grad:
-                    self._binding.engine.state.chain.excuse(next_leg.route.plan.op)
             self._take(next_leg, slabs, arrived)
         pieces = [halo for pair in self._halos for halo in pair]
         return apply(Assemble(self._layout, self._out), self._x, *pieces)[0]
@@ -115,7 +146,7 @@ class Crossing:
         return made if came is None else torch.cat([came, made], leg.dim)
 
 
-def gather_back(binding: Binding, layout: Layout, y: Tensor, timeout: float | None) -> Tensor:
+def gather_back(carrier: Carrier, layout: Layout, y: Tensor) -> Tensor:
     """Add the halos of padded shards to the rows that they are copies of: the adjoint."""
     interior, *pieces = apply(Split(layout), y)
     halos = list(zip(pieces[::2], pieces[1::2], strict=True))
@@ -131,9 +162,8 @@ def gather_back(binding: Binding, layout: Layout, y: Tensor, timeout: float | No
                 left.narrow(dim, 0, strip.from_left),
                 back=True,
             )
-            given = _by_lane(leg, move(binding, leg.back, trees, like, timeout=timeout))
-            if not y.requires_grad:
-                binding.engine.state.chain.excuse(leg.back.plan.op)
+            constant = not y.requires_grad
+            given = _by_lane(leg, carrier.carry(leg, trees, like, back=True, constant=constant))
         made = (
             fold_back(mode, left.narrow(dim, strip.from_left, strip.made_before), dim),
             fold_back(mode, right.narrow(dim, strip.from_right, strip.made_after), dim),

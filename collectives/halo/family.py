@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..chain import caller
+from ..compiled.eager import eager_only, graphable
 from ..moves import Moves
 from ..pending import Pending
+from ..tracing import tracing
 from .arguments import Dims, Width, check_out, check_shapes, field_of, request_of, without_halos
 from .boundary import Mode
-from .crossing import Crossing, gather_back
+from .crossing import Carrier, Crossing, gather_back
 from .layout import find_layout
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ __all__ = ["Halos"]
 class Halos(Moves):
     """Operations on a field that lies in shards on the ranks of a mesh."""
 
+    @graphable
     def halo_exchange(
         self,
         x: Tensor,
@@ -80,10 +83,15 @@ class Halos(Moves):
 
         Source: DistDL's HaloExchange, for the order of the dims.
         """
+        if tracing():
+            from .in_graph import exchange
+
+            return exchange(self, x, dims, width, mode, out, shapes, timeout)
         binding = self._bound()
         crossing = _cross(binding, "halo_exchange", x, dims, width, mode, out, shapes, timeout)
         return crossing.finish()
 
+    @eager_only
     def start_halo_exchange(
         self,
         x: Tensor,
@@ -124,6 +132,7 @@ class Halos(Moves):
         sent = [x] if out is None else [x, out]
         return Pending(label, None, sent, crossing.finish, state.dropped, state.landing)
 
+    @graphable
     def halo_reduce(
         self,
         y: Tensor,
@@ -166,13 +175,17 @@ class Halos(Moves):
             >>> simulate(3, program)  # each row is in a halo of one other rank, too
             [[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]
         """
+        if tracing():
+            from .in_graph import reduce
+
+            return reduce(self, y, dims, width, mode, shapes, timeout)
         binding = self._bound()
         y = field_of(binding, "halo_reduce", y)
         request = request_of(binding, "halo_reduce", y, dims, width, mode)
         inner = without_halos(binding, "halo_reduce", request, y.shape)
         check_shapes("halo_reduce", shapes)
         layout = find_layout(binding, request, inner, shapes, timeout)
-        return gather_back(binding, layout, y, timeout)
+        return gather_back(Carrier(binding, timeout), layout, y)
 
 
 def _cross(
@@ -193,4 +206,4 @@ def _cross(
     layout = find_layout(binding, request, field.shape, shapes, timeout)
     if out is not None:
         check_out(binding, layout, field, field_of(binding, operation, out))
-    return Crossing(binding, layout, field, out, timeout)
+    return Crossing(Carrier(binding, timeout), layout, field, out)

@@ -78,6 +78,9 @@ class Layout:
         request: What was asked for.
         position: Of this rank on the line of each leg.
         legs: Dim after dim: the slabs of each include the halos of those before it.
+
+    ``interior`` and ``places`` say where the shard and its halos lie in the padded one, ``spans``
+    all that is cut out of the shard, leg by leg.
     """
 
     request: Request
@@ -85,6 +88,7 @@ class Layout:
     legs: tuple[Leg, ...]
     interior: Place = field(init=False)
     places: tuple[Place, ...] = field(init=False)
+    spans: tuple[Span, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         inner = tuple(Span(leg.dim, leg.strip.before, leg.strip.size) for leg in self.legs)
@@ -95,11 +99,8 @@ class Layout:
             places.append((Span(leg.dim, strip.before + strip.size, strip.after), *rest))
         object.__setattr__(self, "interior", inner)
         object.__setattr__(self, "places", tuple(places))
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """All that is cut out of the shard, leg by leg."""
-        return tuple(span for leg in self.legs for span in leg.spans if span is not None)
+        cut = (span for leg in self.legs for span in leg.spans if span is not None)
+        object.__setattr__(self, "spans", tuple(cut))
 
     def padded(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of a shard of that shape with its halos."""

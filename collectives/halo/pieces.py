@@ -2,8 +2,8 @@
 
 Four linear maps in two adjoint pairs, so that a field of any size is copied once forward and once
 backward. As a chain of ``narrow`` and ``cat`` each dim would copy the whole field again, and each
-slab's gradient would be a field of zeros. Under torch.func and forward mode that chain is used all
-the same: transforms see through it.
+slab's gradient would be a field of zeros. Under torch.func, in forward mode and in compiled code
+that chain is used all the same: they see through it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
+from ..tracing import tracing
 from ..transforms import transformed
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Linear(Protocol):
 
 def apply(linear: Linear, *tensors: Tensor) -> Tensors:
     """Run a map, differentiably."""
-    if transformed() or forward_ad._current_level >= 0:
+    if tracing() or transformed() or forward_ad._current_level >= 0:
         return linear.plainly(*tensors)
     if not torch.is_grad_enabled():
         return linear.run(*tensors)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
+from ..compiled.eager import in_eager_mode, not_in_graphs
 from ..errors import ArgumentError
 from ..halo.arguments import field_of, make_request
-from ..halo.crossing import Crossing
+from ..halo.crossing import Carrier, Crossing
 from ..halo.layout import find_layout
 from ..strips import offsets
+from ..tracing import tracing
 
 if TYPE_CHECKING:
     from ..exchange import Exchange
@@ -96,6 +98,10 @@ def extend(
     Raises:
         ArgumentError: The field is too small for a window, or a shard for a halo: on all ranks.
     """
+    if tracing():
+        more = {"mode": mode, "wraps": wraps, "shapes": shapes}
+        reason = not_in_graphs(layer)
+        return in_eager_mode(reason, extend, exchange, layer, x, windows, axes, **more)
     binding = exchange._bound()
     x = field_of(binding, layer, x)
     first = x.dim() - len(windows)
@@ -120,7 +126,7 @@ def extend(
                 f" {binding.here}; use a smaller kernel or more padding"
             )
     if any(leg.route or leg.strip.before or leg.strip.after for leg in layout.legs):
-        x = Crossing(binding, layout, x, None, None).finish()
+        x = Crossing(Carrier(binding, None), layout, x).finish()
     x = _cropped(x, layout)
     for i, (window, mine) in enumerate(zip(windows, outputs, strict=True)):
         if not mine:
