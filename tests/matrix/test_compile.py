@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -266,3 +267,33 @@ def two_losses(adapter: Adapter) -> list[float]:
 @pytest.mark.parametrize("size", SIZES)
 def test_two_joins_in_one_graph(ranks: World, size: int) -> None:
     assert ranks(two_losses, size) == [[11.0]] * size
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+def some_compile(adapter: Adapter) -> None:
+    exchange = Exchange(Ring, adapter)
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        nested: Any = exchange.shift({"b": [x, x * 2], "a": (x, {"c": x})})
+        pair = exchange.exchange(to_left=Pair(x, x), to_right=[x]).from_right
+        gathered = exchange.all_gather((x,), shapes="same")[0]
+        edges = exchange.neighbor_allreduce([x, x * x])
+        halo = exchange.halo_exchange(x, {0: "ring"}, shapes="same")
+        return *nested["b"], nested["a"][1]["c"], pair.left, gathered, *edges, halo
+
+    x = leaf(exchange.rank, 3, 2)
+    expected = outcome(step, exchange, x)
+    function = compiled(step, "aot_eager") if exchange.rank else step
+    torch.testing.assert_close(outcome(function, exchange, x), expected, rtol=1e-13, atol=1e-13)
+
+
+@cell
+@slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_some_ranks_compile_and_others_do_not(ranks: World, size: int) -> None:
+    """How trees are built is part of matching."""
+    ranks(some_compile, size, timeout=240)
