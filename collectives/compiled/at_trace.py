@@ -30,7 +30,7 @@ __all__ = ["base_of", "bind", "constant", "inside_another", "outside", "refuse",
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What was started between two graphs is waited for between two graphs. Only where Dynamo is at work.
+# What was started between two graphs is waited for between two graphs, where Dynamo is at work.
 Pending.wait = torch.compiler.disable(Pending.wait)  # type: ignore[method-assign]
 
 # Of modules that callers do not know: this package and torch.
@@ -193,7 +193,9 @@ def _in_words(outline: object) -> str:
     """Return how a tree is built, as in eager mode."""
     if outline is None or outline == 0:
         return ""
-    tree = pytree.tree_map(lambda leaf: None if leaf is None else torch.empty(0), outline)
+    tree = pytree.tree_map(
+        lambda leaf: None if leaf is None else torch.empty(0, device="cpu"), outline
+    )
     return in_words(flatten(tree, "")[1])
 
 

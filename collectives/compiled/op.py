@@ -53,7 +53,8 @@ def _run(
         flight = _forward(binding, said, script, sent, sizes)
     arrived = flight.now(sent)
     with torch.inference_mode(mode=False):  # it goes from region to region, of all modes
-        return [torch.empty(0), torch.tensor([flight.sequence]), *arrived]
+        number = torch.tensor([flight.sequence], device="cpu")
+        return [torch.empty(0, device="cpu"), number, *arrived]
 
 
 def _forward(
@@ -137,7 +138,8 @@ def _fake(
     said = Script.parse(script)
     leaves = [leaf for lane in said.leaves(sizes) for leaf in lane]
     arrived = [torch.empty(leaf.shape, dtype=leaf.dtype, device=said.device) for leaf in leaves]
-    return [torch.empty(0), torch.empty(1, dtype=torch.int64), *arrived]
+    number = torch.empty(1, dtype=torch.int64, device="cpu")
+    return [torch.empty(0, device="cpu"), number, *arrived]
 
 
 def _setup_context(ctx: FunctionCtx, inputs: tuple[object, ...], output: Sequence[Tensor]) -> None:

@@ -57,5 +57,5 @@ def _recorded_by(mode: object) -> Strand:
     if strand is None:
         strand = _recorded[mode] = Strand()
         # A backward may be recorded with the forward: then it has a chain of its own.
-        strand.root = strand.token = torch.empty(0, requires_grad=True)
+        strand.root = strand.token = torch.empty(0, requires_grad=True, device="cpu")
     return strand
