@@ -6,6 +6,7 @@ import contextlib
 import os
 import weakref
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +41,7 @@ _own_store: list[weakref.ref[Store]] = []
 
 # Of no message: the digest that could make such a tag comes once in a thousand million.
 ABORT_TAG = 0x7FFFFFF0
+_END_TAG = 0x7FFFFFF1
 
 
 def break_connections(group: ProcessGroup, device: torch.device) -> None:
@@ -153,10 +155,33 @@ def meet_at_end(group: ProcessGroup, timeout: float) -> None:
     if dist.get_backend(group) != "gloo":  # of the current device, which is one of this thread
         dist.barrier(group)
         return
+    backend = group._get_backend(torch.device("cpu"))
+    rounds = partial(_disseminate, backend, group.rank(), group.size(), timeout)
     try:
-        call_bounded(lambda: dist.barrier(group), timeout)
+        call_bounded(rounds, timeout)
     except TimeIsUpError as error:
         raise RuntimeError(f"not all ranks came within {timeout:g} s") from error
+    except RuntimeError:
+        break_connections(group, torch.device("cpu"))  # others may wait for this rank only
+        raise
+
+
+def _disseminate(backend: object, rank: int, size: int, timeout: float) -> None:
+    """Hear of every rank: gloo's barrier, without its thread.
+
+    That thread lets go of its last collective some time after it, and needs Python's lock for it
+    (torch 2.13): where the interpreter is about to end, the process dies of SIGABRT.
+    """
+    limit = timedelta(seconds=timeout)
+    send, recv = post_function(backend, "send"), post_function(backend, "recv")
+    there, here = (torch.zeros(1, dtype=torch.uint8, device="cpu") for _ in range(2))
+    for distance in (1 << number for number in range((size - 1).bit_length())):
+        works = (
+            recv([here], (rank - distance) % size, _END_TAG),
+            send([there], (rank + distance) % size, _END_TAG),
+        )
+        for work in works:
+            work.wait(limit)
 
 
 def page(store: PrefixStore, name: str) -> PrefixStore:

@@ -51,7 +51,7 @@ def on_all_ranks(topology: Any, use: Use, error: type[Exception], text: str) -> 
         (Ring, lambda e: e.neighbor_allreduce(X.int()), "only floating-point and complex"),
         (Ring, lambda e: e.neighbor_allreduce(X, [0.5, 0.5]), "weights must be 3 finite numbers"),
         (Ring, lambda e: e.neighbor_allreduce(X, [0, 1, float("inf")]), "3 finite numbers"),
-        (Ring, lambda e: e.neighbor_allreduce(X, torch.ones(3)), "weights must be 3 finite"),
+        (Ring, lambda e: e.neighbor_allreduce(X, torch.ones(2)), "weights must be 3 finite"),
         (Ring, lambda e: e.gossip_(X), "params must be tensors in a list"),
         (Ring, lambda e: e.gossip_([]), "params must be tensors in a list"),
         (Ring, lambda e: e.gossip_({"x": X}), "params must hold tensors .* got str"),
