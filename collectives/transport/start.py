@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +28,7 @@ from ..facts import Facts
 from ..hello import StoreLike, greet
 from ..launcher import find_job, has_agent_store
 from .control import note_own_store
-from .stopwatch import Stopwatch, TimeIsUpError, call_bounded
+from .stopwatch import Stopwatch, TimeIsUpError, call_bounded, start_helper
 from .store import Meeting, meeting
 
 if TYPE_CHECKING:
@@ -41,6 +40,12 @@ _GRACE_S = 2.0  # seconds after the timeout in which a call that knows more may 
 _RIVAL_S = 2.0  # seconds in which a second rank 0 finds out who the first one is
 _NEWS_S = 1.0  # seconds in which the others may read of a failure, before rank 0's store ends
 _LONGEST = 2_000  # characters of a failure
+
+
+_COMING = "all ranks to come"
+# Seconds that rank 0 may take to close the store of a group that this process has left.
+_ENDING_S = 2.0
+_started: list[bool] = []  # whether this process has made a group
 
 
 def start_group(
@@ -88,6 +93,11 @@ class _Start:
 
     def run(self) -> None:
         set_current_device(self.device)  # of this thread
+        while not self._met():
+            self.watch.stop.wait(0.05)
+
+    def _met(self) -> bool:
+        """Make the group; ``False`` if the store was that of the group before, and has ended."""
         try:
             with meeting(self.launch, self.watch) as place:
                 store = self._agree(place)
@@ -96,10 +106,14 @@ class _Start:
         except CollectivesError:
             raise
         except RuntimeError as error:  # torch's, of the store
+            if _started and self.watch.awaited == _COMING and self.watch.gone() < _ENDING_S:
+                return False
             raise ContextError(
                 f"RawDDPAdapter: the store ended while {self.watch.awaited} was awaited"
                 f" {_where(self.launch)}: {error}; see the output of rank 0, which holds it"
             ) from error
+        _started[:] = [True]
+        return True
 
     def look(self) -> None:
         """Raise what another rank says of why it cannot start."""
@@ -125,7 +139,7 @@ class _Start:
                     self.news = line.get("failure")[:_LONGEST].decode(errors="replace")
                     line.add("told", 1)
 
-        threading.Thread(target=listen, name="collectives-news", daemon=True).start()
+        start_helper(listen, "collectives-news")
 
     def _agree(self, place: Meeting) -> Store:
         """Greet the other ranks, and return a store that this group alone uses.
@@ -134,7 +148,7 @@ class _Start:
         addresses of the one before.
         """
         launch, watch = self.launch, self.watch
-        watch.awaited = "all ranks to come"
+        watch.awaited = _COMING
         store = PrefixStore("RawDDPAdapter", place.store)
         facts = Facts(launch.rank, launch.size, job=find_job(os.environ), torch=torch.__version__)
         try:

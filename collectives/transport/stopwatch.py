@@ -4,20 +4,27 @@ A client of torch's store waits without end for an answer of a listener that is 
 gloo gives its peers five times the timeout to connect. So such calls are made in a thread of their
 own, and the caller leaves it behind when the time is up. The caller waits in slices, so that
 Ctrl-C is honoured.
+
+A thread that comes out of torch while the interpreter ends would abort the process (Python before
+3.14 unwinds C++ that does not allow it). So the end of the process waits for helpers, for a moment.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
-__all__ = ["Stopwatch", "TimeIsUpError", "call_bounded"]
+__all__ = ["Stopwatch", "TimeIsUpError", "call_bounded", "start_helper"]
 
 T = TypeVar("T")
 
 _SLICE = 0.05  # seconds
+_PATIENCE = 1.0  # for all helpers together, when the process ends
+_helpers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class TimeIsUpError(Exception):
@@ -40,6 +47,10 @@ class Stopwatch:
     def left(self) -> float:
         """Return the seconds that are left, at least a few milliseconds."""
         return max(0.01, self._deadline - time.monotonic())
+
+    def gone(self) -> float:
+        """Return the seconds since the beginning."""
+        return time.monotonic() - self._deadline + self.seconds
 
     def over(self) -> bool:
         """Return whether the time is up, or nobody waits any more."""
@@ -79,6 +90,7 @@ def call_bounded(
         TimeIsUpError: It did not return in time.
     """
     call = _Call(function)
+    _helpers.add(call)
     call.start()
     deadline = time.monotonic() + seconds
     while call.is_alive():
@@ -88,3 +100,19 @@ def call_bounded(
         if look is not None and call.is_alive():
             look()
     return call.result()
+
+
+def start_helper(target: Callable[[], None], name: str) -> None:
+    """Run a function in a thread that the end of the process waits for, but not for long."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    _helpers.add(thread)
+    thread.start()
+
+
+def _join_helpers() -> None:
+    end = time.monotonic() + _PATIENCE
+    for thread in list(_helpers):
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+atexit.register(_join_helpers)

@@ -22,6 +22,7 @@ from .row import DEADLINE, JOIN_TIMEOUT, Row
 
 __all__ = ["Player"]
 
+_LINGER = 3.0  # seconds that a helper may still be in a call of torch's
 _LONGEST_TEXT = 3000  # so that an event fits into one write to a pipe, which is atomic
 
 
@@ -101,5 +102,12 @@ class Player:
             time.sleep(0.01)
 
     def _tell_what_is_left(self) -> None:
-        threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+        end = time.monotonic() + _LINGER
+        while (threads := _others()) and time.monotonic() < end:
+            time.sleep(0.02)
         self.tell("end", threads=threads)
+
+
+def _others() -> list[str]:
+    """Return the names of all threads but the main one."""
+    return [t.name for t in threading.enumerate() if t is not threading.main_thread()]
