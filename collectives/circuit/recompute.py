@@ -43,8 +43,7 @@ class Loop(ABC):
         binding: Of the Exchange.
         track: Along which the blocks travel.
         body: Of the loop.
-        timeout: Seconds for each hop, instead of the Exchange's.
-        discover: Whether each sender says what arrives.
+        options: Of the hops.
     """
 
     def __init__(self, binding: Binding, track: Track, body: Body, options: Options) -> None:
