@@ -160,8 +160,13 @@ class Binding:
                 verify=self.verify,
                 timeout=deadline.seconds,
             )
-        if isinstance(self.engine.transport, GroupTransport):
-            self.engine.transport.open(deadline.seconds)
+        transport = self.engine.transport
+        if isinstance(transport, GroupTransport):
+            transport.open(deadline.seconds)
+            on_cpu = transport.batch is None and self.engine.device.type == "cpu"
+            if state.same_host is not None and on_cpu and self.signed and not self.owner:
+                transport.shorten(state.same_host)
+                self.engine.reconnect()
         if not self.owner:
             if not self.signed and self.context.group is not None and self.engine.size > 1:
                 stay_unwatched(self.context.group, self.digest)

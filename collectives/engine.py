@@ -51,9 +51,14 @@ class Engine:
         self.transport, self.device, self.state = transport, device, state
         self.rank, self.size = transport.rank, transport.size
         self.counters: defaultdict[str, Counters] = defaultdict(Counters)  # by operation
-        self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
         self._announce = transport.announce
+        self.reconnect()
         self.agree: Callable[[Flight], None] | None = None
+
+    def reconnect(self) -> None:
+        """Take note that the transport goes another way from now on."""
+        transport = self.transport
+        self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
 
     def start(self, flight: Flight, inputs: Sequence[Tensor]) -> Flight:
         """Post all messages of a flight.

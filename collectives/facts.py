@@ -37,7 +37,7 @@ _NAMED = 8  # ranks that an error text names
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one rank believes; all but the rank must be the same on all ranks.
+    """What one rank believes; all but the rank and the door must be the same on all ranks.
 
     A text that is empty is unknown, and is compared with nothing.
 
@@ -49,6 +49,7 @@ class Facts:
         torch: Version of torch; what follows a "+" (the build) may differ.
         protocol: Of this library.
         verify: Of the first Exchange.
+        door: Where ranks of the same host find it; "" if it has none.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class Facts:
     torch: str = ""
     protocol: int = PROTOCOL
     verify: str = ""
+    door: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ class Entry(NamedTuple):
             _text(found["torch"]),
             _number(found["protocol"]),
             _text(found.get("verify", "")),
+            _text(found.get("door", "")),
         )
         process = Process(_text(found["host"]), _number(found["pid"]), _text(found["token"]))
         return cls(

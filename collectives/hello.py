@@ -30,10 +30,12 @@ class Greeting(NamedTuple):
     Args:
         generation: How often each process has greeted as its rank under this label, from 1.
         run: Tells this greeting from every other, of any job: a name for what its ranks share.
+        doors: Of each rank, where those of its host find it.
     """
 
     generation: int
     run: str
+    doors: tuple[str, ...] = ()
 
 
 def greet(
@@ -85,7 +87,8 @@ def greet(
         raise
     book.leave()
     run = next(entry.run for entry in book.entries if entry.facts.rank == 0)
-    return Greeting(generation, run)
+    doors = {entry.facts.rank: entry.facts.door for entry in book.entries}
+    return Greeting(generation, run, tuple(doors[rank] for rank in range(facts.size)))
 
 
 def decline(store: StoreLike, facts: Facts, *, label: str, reason: str) -> None:

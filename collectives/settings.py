@@ -14,11 +14,12 @@ from pathlib import Path
 
 from .errors import ArgumentError
 
-__all__ = ["check_settings", "heeded_signals", "record_choice", "stall_limit"]
+__all__ = ["check_settings", "heeded_signals", "record_choice", "same_host", "stall_limit"]
 
 _STALL = "COLLECTIVES_STALL"
 _SIGNALS = "COLLECTIVES_SIGNALS"
 _RECORD = "COLLECTIVES_FLIGHT_RECORD"
+_SAME_HOST = "COLLECTIVES_SAME_HOST"
 
 
 def check_settings(environ: Mapping[str, str]) -> None:
@@ -30,6 +31,7 @@ def check_settings(environ: Mapping[str, str]) -> None:
     stall_limit(environ)
     heeded_signals(environ)
     record_choice(environ)
+    same_host(environ)
 
 
 def stall_limit(environ: Mapping[str, str]) -> float:
@@ -86,6 +88,18 @@ def record_choice(environ: Mapping[str, str]) -> str:
     if there != folder and Path(text).name == text:
         raise _refused(_RECORD, text, f"{allowed} (./{text} for a new one here)")
     return str(folder)
+
+
+def same_host(environ: Mapping[str, str]) -> bool:
+    """Return whether ranks of one host may leave gloo aside: ``COLLECTIVES_SAME_HOST``, or on.
+
+    Raises:
+        ArgumentError: It is neither "on" nor "off".
+    """
+    text = environ.get(_SAME_HOST) or "on"
+    if text not in ("on", "off"):
+        raise _refused(_SAME_HOST, text, '"on" or "off"')
+    return text == "on"
 
 
 def _refused(name: str, value: str, allowed: str) -> ArgumentError:

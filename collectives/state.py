@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .flight import Flight
     from .guard.guard import Guard
     from .pending import Dropped
+    from .transport.same_host import SameHost
 
 __all__ = ["SEQUENCE_MASK", "Counters", "GroupState", "in_numbers", "tag_mix"]
 
@@ -90,6 +91,7 @@ class GroupState:
         self.history: deque[Trace] = deque(maxlen=KEPT)
         self.waiting: Flight | None = None  # read by the watchdog
         self.guard: Guard | None = None
+        self.same_host: SameHost | None = None
         self.run = ""  # what all ranks of the group call it, once they have greeted each other
         self.owners = 0  # Exchanges that have exchanged over it
         self.agreed: dict[int, set[int]] = {}  # with each peer, where only what is new is agreed on
@@ -128,7 +130,7 @@ class GroupState:
         ever let go of it.
         """
         self.chain = Chain()
-        self.wreck = self.waiting = self.guard = None
+        self.wreck = self.waiting = self.guard = self.same_host = None
         self.dropped.clear()
 
     def follow(self, numbers: tuple[int, ...]) -> None:

@@ -16,13 +16,16 @@ from ..errors import ExchangeTimeout
 from ..facts import Facts
 from ..hello import decline, greet
 from ..launcher import find_job
+from ..settings import same_host
 from ..transport.control import (
     break_connections,
     connection_lost,
+    goes_over_gloo,
     open_store,
     page,
     store_outlives_ranks,
 )
+from ..transport.same_host import Door, SameHost
 from ..transport.stopwatch import TimeIsUpError, call_bounded
 from .board import Board
 from .clerk import ClerkTimeoutError
@@ -79,7 +82,9 @@ def attach(
         ContextError: The ranks do not agree on what this job is.
         ExchangeTimeout: Not all ranks came in time, or the store does not answer.
     """
-    dog, facts, given_up = watchdog(), _facts(group, topology, verify), threading.Event()
+    door = Door.open() if _may_pass(group, device) else None
+    address = "" if door is None else door.address
+    dog, facts, given_up = watchdog(), _facts(group, topology, verify, address), threading.Event()
     lasting = store_outlives_ranks()
     if lasting and facts.rank == 0:
         warnings.warn(f"{_STALE} (rank 0 of {facts.size})", RuntimeWarning, stacklevel=2)
@@ -97,6 +102,8 @@ def attach(
             lasting=lasting,
         )
         state.run = greeting.run
+        if door is not None:
+            state.same_host = SameHost(door, facts.rank, greeting.doors, greeting.run)
         return Board(cast("StoreLike", page(store, greeting.run)), facts.rank)
 
     try:
@@ -112,12 +119,16 @@ def attach(
     reference = weakref.ref(group)
 
     def interrupt() -> None:
-        found = reference()
+        found, near = reference(), state.same_host
+        if near is not None:
+            near.break_off()
         if found is not None:
             break_connections(found, device)
 
     def lost(peer: int) -> bool:
-        found = reference()
+        found, near = reference(), state.same_host
+        if near is not None and near.lost(peer):
+            return True
         return found is not None and connection_lost(found, device, peer)
 
     def alive() -> bool:
@@ -161,7 +172,14 @@ def stay_unwatched(group: ProcessGroup, topology: str) -> None:
         call_bounded(lambda: decline(open_store(group), facts, label="hello", reason=reason), _NOTE)
 
 
-def _facts(group: ProcessGroup, topology: str, verify: str = "") -> Facts:
+def _may_pass(group: ProcessGroup, device: torch.device) -> bool:
+    """Whether messages may go past the group's backend, to ranks of the same host."""
+    if device.type != "cpu" or group.size() == 1 or not same_host(os.environ):
+        return False
+    return goes_over_gloo(group, device)
+
+
+def _facts(group: ProcessGroup, topology: str, verify: str = "", door: str = "") -> Facts:
     return Facts(
         group.rank(),
         group.size(),
@@ -169,4 +187,5 @@ def _facts(group: ProcessGroup, topology: str, verify: str = "") -> Facts:
         job=find_job(os.environ),
         torch=torch.__version__,
         verify=verify,
+        door=door,
     )

@@ -24,6 +24,7 @@ __all__ = [
     "break_connections",
     "connection_lost",
     "destroy",
+    "goes_over_gloo",
     "make_again",
     "meet_at_end",
     "note_own_store",
@@ -69,6 +70,11 @@ def break_connections(group: ProcessGroup, device: torch.device) -> None:
         with contextlib.suppress(RuntimeError):
             work.wait(timedelta(milliseconds=1))
         return
+
+
+def goes_over_gloo(group: ProcessGroup, device: torch.device) -> bool:
+    """Whether messages of that device go over gloo."""
+    return isinstance(group._get_backend(device), dist.ProcessGroupGloo)
 
 
 def connection_lost(group: ProcessGroup, device: torch.device, peer: int) -> bool:

@@ -23,6 +23,8 @@ from .rounds import in_rounds
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from .same_host import SameHost
+
 __all__ = ["GroupTransport", "failure_kind", "post_function", "wire_of"]
 
 # By the group that exchanges were asked for over.
@@ -97,6 +99,19 @@ class GroupTransport:
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         for work in _post_batch(own, [Post("send", here, right, 0), Post("recv", there, left, 0)]):
             work.wait(timedelta(seconds=timeout))
+
+    def shorten(self, same_host: SameHost) -> None:
+        """Reach the ranks of this host past the backend, which may carry other messages."""
+        near, far_send, far_recv = same_host.peers, self.send, self.recv
+
+        def send(tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+            return (same_host.send if peer in near else far_send)(tensors, peer, tag)
+
+        def recv(tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+            return (same_host.recv if peer in near else far_recv)(tensors, peer, tag)
+
+        every = len(near) == self.size - 1
+        self.send, self.recv = (same_host.send, same_host.recv) if every else (send, recv)
 
     @property
     def label(self) -> str:

@@ -1,0 +1,26 @@
+"""Messages between ranks of one host: through Unix sockets and shared memory, beside gloo.
+
+gloo sends every message over TCP, as a rendezvous of three parts through a thread of its own: 140
+us for 4 bytes to and from a neighbour, where a Unix socket takes 14 (2 cores, torch 2.13), and
+three times less time of the calling thread. So among ranks of one host, messages of an exchange go
+another way; between hosts, in other backends' groups and for everything else that runs over the
+group, nothing changes. What the two ends must agree on, they know from the greeting
+(:mod:`collectives.hello`): each rank says whether it has such a door, and on which host.
+
+Each *directed* pair of ranks has a socket of its own, made at the first message: the sender
+connects to the door of the receiver, so neither waits for the other. Short messages travel in the
+socket itself; long ones in slots of memory that the sender shares (:mod:`.arena`), announced and
+given back through the socket. So a send is over when it is posted, unless the receiver is far
+behind, and the order of memory between the two processes is the kernel's business. No thread: what
+does not fit is moved on in waits. A rank that ends, however it ends, closes its sockets, and those
+that wait for it know at once.
+
+Nothing lies in the file system: names of sockets are abstract (of a network namespace), the memory
+is a ``memfd``; both vanish with the processes. Hence Linux only; ``COLLECTIVES_SAME_HOST=off``
+leaves all to gloo.
+"""
+
+from .door import Door
+from .host import SameHost
+
+__all__ = ["Door", "SameHost"]
