@@ -129,6 +129,8 @@ class GroupState:
         The token of the last exchange refers to its graph, and so to the group: nobody else would
         ever let go of it.
         """
+        if self.same_host is not None:
+            self.same_host.break_off()
         self.chain = Chain()
         self.wreck = self.waiting = self.guard = self.same_host = None
         self.dropped.clear()

@@ -8,6 +8,7 @@ import tempfile
 import time
 from concurrent.futures import as_completed
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from .judge import Verdict
 from .matrix import ROWS, SECTIONS
-from .row import DEADLINE, SLACK, STALL, Expected, Row
+from .row import DEADLINE, SLACK, STALL, Expected, Over, Row
 from .stage import Stage
 
 __all__ = ["main"]
@@ -27,13 +28,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
     parser.add_argument("words", nargs="*", help="play rows with one of these in their name only")
     parser.add_argument("--verify", choices=("auto", "off"), default="auto")
+    parser.add_argument("--over", choices=("same host", "gloo"), default="same host")
     given = parser.parse_args()
     rows = [row for row in ROWS if not given.words or any(w in row.fault for w in given.words)]
     console = Console()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        verdicts = _play(rows, given.verify, Path(folder), console)
-    _print(console, verdicts)
+        verdicts = _play(rows, given.verify, given.over, Path(folder), console)
+    _print(console, verdicts, given.over)
     failed = [verdict for verdict in verdicts.values() if verdict.complaints]
     for verdict in failed:
         console.print(f"\n{verdict}", style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -47,13 +49,15 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _play(rows: list[Row], verify: str, folder: Path, console: Console) -> dict[Row, Verdict]:
+def _play(
+    rows: list[Row], verify: Literal["auto", "off"], over: Over, folder: Path, console: Console
+) -> dict[Row, Verdict]:
     columns = (TextColumn("faults"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     stage = Stage(folder)
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("", total=len(rows))
-            futures = [stage.play(row, "off" if verify == "off" else "auto") for row in rows]
+            futures = [stage.play(row, verify, over) for row in rows]
             for _ in as_completed(futures):
                 progress.advance(task)
         return {row: future.result() for row, future in zip(rows, futures, strict=True)}
@@ -61,8 +65,8 @@ def _play(rows: list[Row], verify: str, folder: Path, console: Console) -> dict[
         stage.close()
 
 
-def _print(console: Console, verdicts: dict[Row, Verdict]) -> None:
-    table = Table(title="Fault matrix", title_justify="left")
+def _print(console: Console, verdicts: dict[Row, Verdict], over: Over) -> None:
+    table = Table(title=f"Fault matrix, messages over {over}", title_justify="left")
     for name in ("fault", "expected", "on whom"):
         table.add_column(name)
     for name in ("detected after", "allowed"):

@@ -24,7 +24,7 @@ from typing import Any, Literal, NoReturn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented, but not listed
 
 from .player import Player
-from .row import JOIN_TIMEOUT, STORE, Row
+from .row import JOIN_TIMEOUT, STORE, Over, Row
 
 __all__ = ["Director", "Order"]
 
@@ -33,10 +33,11 @@ _POLL = 0.01
 
 @dataclass(frozen=True)
 class Order:
-    """What to play: the row, with or without the guard, and where files go."""
+    """What to play: the row, with or without the guard, over what, and where files go."""
 
     row: Row
     verify: Literal["auto", "off"]
+    over: Over
     folder: Path
 
 
@@ -62,13 +63,13 @@ class Director:
             they end as any Python program ends.
         """
         row = self.order.row
-        environment = {}
+        environment = {"COLLECTIVES_SAME_HOST": "off" if self.order.over == "gloo" else "on"}
         if row.store == "outside":
             if part := self._fork(STORE, _host_store):
                 return part
-            environment = _address(self._port(), TORCHELASTIC_USE_AGENT_STORE="True")
+            environment |= _address(self._port(), TORCHELASTIC_USE_AGENT_STORE="True")
         elif row.store == "port":
-            environment = _address(_free_port())
+            environment |= _address(_free_port())
         os.environ.update(environment)
         for number in range(row.size):
             if part := self._fork(number, row.program):

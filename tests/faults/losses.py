@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from signal import SIGCONT, SIGKILL, SIGSTOP
+from threading import Thread
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from collectives.errors import ExchangeError, ExchangeTimeout, PeerLost
 
 from .loop import Loop, loop
-from .row import DEADLINE, NOTHING, STALL, STORE, Expected, Row
+from .row import DEADLINE, JOIN_TIMEOUT, NOTHING, STALL, STORE, Expected, Row
 
 __all__ = ["LOSSES", "gone", "told"]
 
@@ -43,12 +44,16 @@ def die(_: Loop) -> None:
 def die_during(at: Loop) -> None:
     """Die while a message arrives: gloo does not tell the peer, which waits for the rest of one."""
     out = torch.zeros(at.shape)
-    under_way = at.exchange.start_shift(torch.ones(at.shape), out=out)
-    while out[0] == 0:  # until the first bytes have come
-        time.sleep(0.001)
-    at.player.fault()
-    os.kill(os.getpid(), SIGKILL)
-    under_way.wait()
+
+    def die_meanwhile() -> None:
+        while out[0] == 0:  # until the first bytes have come
+            time.sleep(0.001)
+        at.player.fault()
+        os.kill(os.getpid(), SIGKILL)
+
+    Thread(target=die_meanwhile).start()
+    at.exchange.shift(torch.ones(at.shape), out=out)
+    time.sleep(JOIN_TIMEOUT)
 
 
 def leave(_: Loop) -> None:

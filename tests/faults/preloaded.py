@@ -41,7 +41,8 @@ def _next_part() -> Callable[[], None] | None:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             folder = Path(order["folder"])
-            return Director(Order(rows[order["row"]], order["verify"], folder)).direct()
+            row = rows[order["row"]]
+            return Director(Order(row, order["verify"], order["over"], folder)).direct()
     return None
 
 

@@ -9,12 +9,25 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from .player import Player
 
-__all__ = ["DEADLINE", "JOIN_TIMEOUT", "NOTHING", "SLACK", "STALL", "STORE", "Expected", "Row"]
+__all__ = [
+    "DEADLINE",
+    "JOIN_TIMEOUT",
+    "NOTHING",
+    "SLACK",
+    "STALL",
+    "STORE",
+    "Expected",
+    "Over",
+    "Row",
+]
 
 DEADLINE = 4.0  # seconds that each exchange may take
 STALL = 0.5  # from here on the watchdog looks why
 SLACK = 2.5  # on top of every limit, for machines that are busy
 JOIN_TIMEOUT = 6.0  # of process groups
+
+Over = Literal["same host", "gloo"]
+"""How messages go: as among ranks of one host, or as between hosts."""
 
 STORE = -1  # the process that hosts the store where no rank does
 

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Literal
 
 from .judge import Outcome, Verdict, judge
-from .row import STALL, Row
+from .row import STALL, Over, Row
 
 __all__ = ["Stage"]
 
@@ -58,12 +58,12 @@ class Stage:
                 start_new_session=True,  # so that close() ends all that came from it, at once
             )
 
-    def play(self, row: Row, verify: Literal["auto", "off"] = "auto") -> Future[Verdict]:
+    def play(self, row: Row, verify: Literal["auto", "off"], over: Over) -> Future[Verdict]:
         """Play and judge a row, as soon as there is room."""
         self._runs += 1
         folder = self._folder / f"{self._runs}"
         folder.mkdir()
-        return self._pool.submit(self._play, row, verify, folder)
+        return self._pool.submit(self._play, row, verify, over, folder)
 
     def close(self) -> None:
         """End everything that still runs."""
@@ -71,8 +71,9 @@ class Stage:
         self._preloaded.communicate()
         self._pool.shutdown(cancel_futures=True)
 
-    def _play(self, row: Row, verify: str, folder: Path) -> Verdict:
-        order = json.dumps({"row": row.fault, "verify": verify, "folder": str(folder)})
+    def _play(self, row: Row, verify: str, over: Over, folder: Path) -> Verdict:
+        how = {"row": row.fault, "verify": verify, "over": over, "folder": str(folder)}
+        order = json.dumps(how)
         assert self._preloaded.stdin is not None
         with self._writing:
             self._preloaded.stdin.write(order + "\n")

@@ -29,7 +29,7 @@ WITHOUT_THE_GUARD = {
     "ring reversed on one rank": "raised ExchangeTimeout",
 }
 
-Play = Callable[[Row, str], Verdict]
+Play = Callable[[Row, str, str], Verdict]
 
 
 @pytest.fixture(scope="module")
@@ -38,32 +38,36 @@ def play(
 ) -> Iterator[Play]:
     """Return a function for verdicts; all rows of the selected tests are played side by side."""
     stage = Stage(tmp_path_factory.mktemp("faults"))
-    wanted: dict[tuple[Row, str], Future[Verdict]] = {}
+    wanted: dict[tuple[Row, str, str], Future[Verdict]] = {}
     for item in request.session.items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if item.path == request.path and "row" in parameters:
-            key = parameters["row"], parameters.get("verify", "auto")
+            key = parameters["row"], parameters.get("verify", "auto"), parameters["over"]
             wanted[key] = stage.play(*key)
-    yield lambda row, verify: wanted[row, verify].result()
+    yield lambda *key: wanted[key].result()
     stage.close()
 
 
 @linux
+@pytest.mark.parametrize("over", ["same host", "gloo"])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.fault)
-def test_every_fault_ends_as_promised(row: Row, play: Play) -> None:
-    verdict = play(row, "auto")
+def test_every_fault_ends_as_promised(row: Row, over: str, play: Play) -> None:
+    verdict = play(row, "auto", over)
     if verdict.complaints:
         pytest.fail(str(verdict), pytrace=False)
 
 
 @linux
+@pytest.mark.parametrize("over", ["gloo"])  # where nothing is verified, it all goes over gloo
 @pytest.mark.parametrize("verify", ["off"])
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.fault in WITHOUT_THE_GUARD], ids=lambda row: row.fault
 )
-def test_the_matrix_notices_when_the_guard_is_off(row: Row, verify: str, play: Play) -> None:
+def test_the_matrix_notices_when_the_guard_is_off(
+    row: Row, verify: str, over: str, play: Play
+) -> None:
     harm = WITHOUT_THE_GUARD[row.fault]
-    assert any(harm in complaint for complaint in play(row, verify).complaints)
+    assert any(harm in complaint for complaint in play(row, verify, over).complaints)
 
 
 def test_names_of_rows_are_unique_and_those_without_the_guard_exist() -> None:

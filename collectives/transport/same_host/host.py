@@ -67,7 +67,7 @@ class SameHost:
         Raises:
             ConnectionError: The peer has ended.
         """
-        return self._outbox(peer).send(tensors[0], tag)
+        return (self._outboxes.get(peer) or self._outbox(peer)).send(tensors[0], tag, self._leave)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
         """Receive into a tensor: what :class:`~collectives.transport.Transport` says.
@@ -100,6 +100,7 @@ class SameHost:
         _close(self._lines)
 
     def _outbox(self, peer: int) -> Outbox:
+        """Return the way to a rank, made if there is none yet."""
         outbox = self._outboxes.get(peer)
         if outbox is None:
             try:
@@ -107,7 +108,7 @@ class SameHost:
             except (ConnectionError, FileNotFoundError) as error:
                 raise ConnectionError(f"Connection closed by peer (rank {peer})") from error
             self._lines.append(line)
-            outbox = self._outboxes[peer] = Outbox(peer, line, arena, self._leave)
+            outbox = self._outboxes[peer] = Outbox(peer, line, arena)
             if self._broken:
                 self.break_off()
         return outbox

@@ -52,7 +52,8 @@ class Parcel:
         wait: Callable[[Parcel, timedelta], None],
     ) -> None:
         self.tensor, self.tag, self.outbox, self._wait = tensor, tag, outbox, wait
-        self.size, self.left, self.done = tensor.nbytes, 0, False
+        self.size, self.done = tensor.nbytes, False
+        self.left = -1  # bytes that have been framed; an empty message has a frame as well
 
     def wait(self, timeout: timedelta) -> None:
         """Return when all of it has left; see :class:`~collectives.transport.Work`."""
@@ -67,25 +68,25 @@ class Outbox:
         peer: Its rank in the group.
         line: A connected socket, which does not block.
         arena: Shared with the receiver.
-        wait: Returns when a parcel has left.
     """
 
-    def __init__(
-        self,
-        peer: int,
-        line: socket.socket,
-        arena: Arena,
-        wait: Callable[[Parcel, timedelta], None],
-    ) -> None:
-        self.peer, self.line, self._arena, self._wait = peer, line, arena, wait
+    def __init__(self, peer: int, line: socket.socket, arena: Arena) -> None:
+        self.peer, self.line, self._arena = peer, line, arena
         self.lost = False  # the receiver has ended
         # The one that came back last is taken first: it still is in the cache.
         self._free = bytearray(reversed(range(SLOTS)))
         self._parcels: deque[Parcel] = deque()
         self._frame = memoryview(b"")  # of which the socket has not taken all
 
-    def send(self, tensor: torch.Tensor, tag: int) -> Work:
+    def send(
+        self, tensor: torch.Tensor, tag: int, wait: Callable[[Parcel, timedelta], None]
+    ) -> Work:
         """Send a contiguous tensor, or queue what finds no room.
+
+        Args:
+            tensor: Stays untouched until it has left.
+            tag: Of the message.
+            wait: Returns when a parcel has left.
 
         Raises:
             ConnectionError: The receiver has ended.
@@ -101,16 +102,14 @@ class Outbox:
             if sent == HEAD.size + size:
                 return _SENT
             self._frame = memoryview(b"".join((head, payload)))[sent:]
-            return self._queue(tensor, tag, left=size)
-        parcel = self._queue(tensor, tag)
+            parcel = Parcel(tensor, tag, self, wait)
+            parcel.left = size
+            self._parcels.append(parcel)
+            return parcel
+        parcel = Parcel(tensor, tag, self, wait)
+        self._parcels.append(parcel)
         self.push()
         return _SENT if parcel.done else parcel
-
-    def _queue(self, tensor: torch.Tensor, tag: int, left: int = -1) -> Parcel:
-        parcel = Parcel(tensor, tag, self, self._wait)
-        parcel.left = left
-        self._parcels.append(parcel)
-        return parcel
 
     @property
     def awaits(self) -> int:
