@@ -116,17 +116,19 @@ def attach(
         ) from error
     finally:
         given_up.set()  # Ctrl-C comes here, and not to the thread that greets
-    reference = weakref.ref(group)
+        if door is not None and state.same_host is None:
+            door.close()
+    reference, near = weakref.ref(group), state.same_host
 
     def interrupt() -> None:
-        found, near = reference(), state.same_host
+        found = reference()
         if near is not None:
             near.break_off()
         if found is not None:
             break_connections(found, device)
 
     def lost(peer: int) -> bool:
-        found, near = reference(), state.same_host
+        found = reference()
         if near is not None and near.lost(peer):
             return True
         return found is not None and connection_lost(found, device, peer)

@@ -12,7 +12,13 @@ import torch
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Ring
 from collectives.errors import ArgumentError
-from collectives.settings import check_settings, heeded_signals, record_choice, stall_limit
+from collectives.settings import (
+    check_settings,
+    heeded_signals,
+    record_choice,
+    same_host,
+    stall_limit,
+)
 
 BOTH = {signal.SIGINT, signal.SIGTERM}
 
@@ -38,6 +44,11 @@ def test_a_wait_ends_by_the_signals_that_are_set(text: str | None, signals: set[
     assert heeded_signals({} if text is None else {"COLLECTIVES_SIGNALS": text}) == signals
 
 
+@pytest.mark.parametrize(("text", "may"), [(None, True), ("", True), ("on", True), ("off", False)])
+def test_ranks_of_one_host_may_leave_gloo_aside(text: str | None, may: bool) -> None:
+    assert same_host({} if text is None else {"COLLECTIVES_SAME_HOST": text}) == may
+
+
 def test_flight_records_go_where_the_variable_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +68,7 @@ def test_flight_records_go_where_the_variable_says(
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
+        ("COLLECTIVES_SAME_HOST", "no", '"on" or "off"'),
         ("COLLECTIVES_STALL", "soon", "a number of seconds above 0, such as 0.5"),
         ("COLLECTIVES_STALL", "0", "a number of seconds above 0"),
         ("COLLECTIVES_STALL", "-1", "a number of seconds above 0"),

@@ -14,7 +14,12 @@ __all__ = ["CHECKS"]
 _LEAST_SHARED = 2**30  # bytes
 _LEAST_FILES = 1024
 _LEAST_LOCKED = 2**26
-_OURS = {"COLLECTIVES_STALL", "COLLECTIVES_SIGNALS", "COLLECTIVES_FLIGHT_RECORD"}
+_OURS = {
+    "COLLECTIVES_FLIGHT_RECORD",
+    "COLLECTIVES_SAME_HOST",
+    "COLLECTIVES_SIGNALS",
+    "COLLECTIVES_STALL",
+}
 
 
 def little_shared_memory(found: Snapshot) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ memory can be shared on it: two ranks with the same one have a way to each other
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -32,16 +33,19 @@ Visitor = tuple[int, socket.socket, Arena]
 class Door:
     """A listening socket with an abstract name, which lives as long as it is open.
 
+    ``address`` is what the others must know.
+
     Raises:
         OSError: This system has no such sockets, or no memory to share.
     """
 
     def __init__(self) -> None:
         Arena(new_memory())  # to see whether it can be had
-        self.name = secrets.token_hex(8)
+        name = secrets.token_hex(8)
+        self.address = f"{_host()}:{name}"
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self.listener.bind(_path(self.name))
+            self.listener.bind(_path(name))
             self.listener.listen(4096)
             self.listener.setblocking(False)  # noqa: FBT003 - its signature
         except OSError:
@@ -57,16 +61,17 @@ class Door:
             return cls()
         return None
 
-    @property
-    def address(self) -> str:
-        """What the others must know."""
-        return f"{_host()}:{self.name}"
-
     def admit(self, run: str) -> Visitor | None:
-        """Let in whoever stands at the door; None if it was nobody, or nobody of this run."""
+        """Let in whoever stands at the door; None if it was nobody, or nobody of this run.
+
+        Raises:
+            OSError: This process cannot open another socket.
+        """
         try:
             line, _ = self.listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                raise
             return None  # nobody, or the door is closed
         try:
             return _greeted(line, run)

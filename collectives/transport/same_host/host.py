@@ -105,8 +105,13 @@ class SameHost:
         if outbox is None:
             try:
                 line, arena = Door.visit(self._addresses[peer], self._rank, self._run)
-            except (ConnectionError, FileNotFoundError) as error:
+            except ConnectionError as error:
                 raise ConnectionError(f"Connection closed by peer (rank {peer})") from error
+            except OSError as error:
+                raise OSError(
+                    f"no way to rank {peer} of this host ({error}); COLLECTIVES_SAME_HOST=off on"
+                    " all ranks sends everything over gloo"
+                ) from error
             self._lines.append(line)
             outbox = self._outboxes[peer] = Outbox(peer, line, arena)
             if self._broken:

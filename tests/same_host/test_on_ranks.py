@@ -1,0 +1,161 @@
+"""Which way messages of an exchange go, and that it makes no difference to what arrives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Literal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from adapters.raw_ddp import RawDDPAdapter
+from collectives import Exchange, Ring
+from collectives.transport.same_host import SameHost
+from collectives.transport.same_host import door as door_module
+from tests.support.ranks import linux, wait_until
+
+pytestmark = linux
+
+Verify = Literal["auto", "always"]
+
+SIZES = (1, 7, 20_000, 400_000, 1_000_003)
+
+
+def watch(patch: pytest.MonkeyPatch) -> list[int]:
+    peers: list[int] = []
+    send = SameHost.send
+
+    def noted(self: SameHost, tensors: list[torch.Tensor], peer: int, tag: int) -> object:
+        peers.append(peer)
+        return send(self, tensors, peer, tag)
+
+    patch.setattr(SameHost, "send", noted)
+    return peers
+
+
+def payload(rank: int, count: int) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.float64) * (rank + 1) + 0.25
+
+
+def results(exchange: Exchange, rank: int) -> Iterator[torch.Tensor]:
+    """Yield what arrives, and gradients, of exchanges of several sizes."""
+    for count in SIZES:
+        left, right = (payload(rank + side, count).requires_grad_() for side in (0, 100))
+        got = exchange.exchange(to_left=left, to_right=right)
+        loss = (got.from_left * payload(rank, count)).sum() - got.from_right.sum() * rank
+        exchange.join(loss).backward()
+        yield from (got.from_left.detach(), got.from_right.detach())
+        for side in (left, right):
+            assert side.grad is not None
+            yield side.grad
+
+
+def check_against_gloo(
+    rank: int, patch: pytest.MonkeyPatch, expected: set[int], verify: Verify = "auto"
+) -> None:
+    """Run over a group where ranks go their own way, and one where all goes over gloo."""
+    peers = watch(patch)
+    mixed = Exchange(Ring, RawDDPAdapter(dist.new_group()), timeout=20, verify=verify)
+    ours = list(results(mixed, rank))
+    assert set(peers) == expected
+    peers.clear()
+    patch.setenv("COLLECTIVES_SAME_HOST", "off")
+    plain = Exchange(Ring, RawDDPAdapter(dist.new_group()), timeout=20, verify=verify)
+    theirs = list(results(plain, rank))
+    assert not peers
+    assert len(ours) == len(theirs) == 4 * len(SIZES)
+    assert all(map(torch.equal, ours, theirs))
+
+
+def neighbours(rank: int, size: int) -> set[int]:
+    return {(rank - 1) % size, (rank + 1) % size} - {rank}
+
+
+@pytest.mark.ranks(1, 2, 3, 5, timeout=60)
+@pytest.mark.parametrize("verify", ["auto", "always"])
+def test_ranks_of_one_host_get_the_same_bits_as_over_gloo(
+    rank: int, world_size: int, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_against_gloo(rank, monkeypatch, neighbours(rank, world_size), verify)
+
+
+@pytest.mark.ranks(2, 3, 5, timeout=60)
+def test_ranks_of_two_hosts_go_over_gloo_between_them(
+    rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def host(of: int) -> str:
+        return f"host {of // 2}"
+
+    monkeypatch.setattr(door_module, "_host", lambda: host(rank))
+    near = {peer for peer in neighbours(rank, world_size) if host(peer) == host(rank)}
+    check_against_gloo(rank, monkeypatch, near)
+
+
+@pytest.mark.ranks(2, 3, 5, timeout=60)
+def test_a_rank_that_is_told_to_or_must_goes_over_gloo_and_the_others_among_themselves(
+    rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if rank == 0:
+        monkeypatch.setenv("COLLECTIVES_SAME_HOST", "off")
+    near = neighbours(rank, world_size) - {0} if rank else set()
+    check_against_gloo(rank, monkeypatch, near)
+
+
+@pytest.mark.ranks(3)
+def test_unwatched_exchanges_go_over_gloo(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = watch(monkeypatch)
+    got = Exchange(Ring, RawDDPAdapter(), verify="off").shift(torch.tensor([rank]))
+    assert got.tolist() == [(rank - 1) % 3]
+    assert not peers
+
+
+@pytest.mark.ranks(2, 3, fresh=True)
+def test_a_destroyed_group_leaves_no_file_open(rank: int) -> None:
+    def go_round() -> None:
+        group = dist.new_group()
+        exchange = Exchange(Ring, RawDDPAdapter(group), timeout=20)
+        exchange.shift(torch.tensor([rank]))
+        exchange.close()
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+    go_round()
+    dist.barrier()
+    before = len(links())
+    for _ in range(10):
+        go_round()
+    # The watchdog lets go of a group a moment after its end.
+    assert wait_until(lambda: len(links()) <= before, seconds=10)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_forked_child_does_not_keep_the_ways_of_its_parent_open(rank: int) -> None:
+    """A data loader's worker that outlives its rank must not hide the end of it from the others."""
+    exchange = Exchange(Ring, RawDDPAdapter(), timeout=20)
+    exchange.shift(torch.tensor([rank]))
+    mine = [link for link in links() if "socket" in link]
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, str(len([link for link in links() if link in mine])).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    inherited = int(os.read(read, 16))
+    # The door, the way to the other rank and the way from it are closed there.
+    assert len(mine) - inherited >= 3
+    exchange.shift(torch.tensor([rank]))
+    for end in (read, write):
+        os.close(end)
+
+
+def links() -> list[str]:
+    """Return what this process holds open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(FileNotFoundError):  # the one that listed them
+            found.append(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH115
+    return found
