@@ -1,6 +1,7 @@
 """Moving bytes: the small part of a process group that the engine uses.
 
-``group`` is a process group, ``local`` a single process, ``simulator`` many ranks in one process.
+``group`` is a process group, ``same_host`` the way past it among ranks of one host, ``local`` a
+single process, ``simulator`` many ranks in one process.
 Peers are ranks *of the group*, never global ranks.
 """
 
