@@ -180,6 +180,21 @@ def test_nothing_comes_in_time(pair: tuple[SameHost, SameHost]) -> None:
     assert 0.15 < time.monotonic() - began < 5
 
 
+def test_a_rank_that_waits_does_not_turn_round_for_another_that_has_ended() -> None:
+    one, two, three = hosts(3)
+    got = numbers(4)
+    one.recv([torch.empty_like(got)], 2, 1)
+    three.break_off()
+    receiving = one.recv([got], 1, 1)
+    began, used = time.monotonic(), time.thread_time()
+    with pytest.raises(TimeoutError):
+        receiving.wait(SOON)
+    assert time.thread_time() - used < (time.monotonic() - began) / 2
+    two.send([got], 0, 1)
+    receiving.wait(timedelta(days=400))
+    two.break_off()
+
+
 @pytest.mark.parametrize("before", [0, 1])
 def test_the_end_of_a_rank_is_noticed_after_what_it_sent_was_read(before: int) -> None:
     one, other = hosts(2)

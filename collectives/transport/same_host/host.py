@@ -27,6 +27,7 @@ __all__ = ["SameHost"]
 
 # Looks at the socket before the thread sleeps: to be woken takes longer than an answer.
 _LOOKS = 20
+_LONGEST = 3600.0  # seconds of one sleep, which the system counts in 32 bits
 
 _open: weakref.WeakSet[SameHost] = weakref.WeakSet()
 
@@ -143,25 +144,26 @@ class SameHost:
             left = end - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"Timed out waiting for rank {peer}")
-            self._sleep(left)
+            self._sleep(work, left)
             self._admit()
             for box in self._inboxes.values():
                 while box.awaited and box.read():
                     pass
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep(self, work: Receive | Parcel, seconds: float) -> None:
         """Return when something may have happened, or after so many seconds."""
         poll = select.poll()
         poll.register(self._door.listener, select.POLLIN)
         for inbox in self._inboxes.values():
             if inbox.line is not None and inbox.awaited:
                 poll.register(inbox.line, select.POLLIN)
-        for peer, outbox in self._outboxes.items():
-            inbox_ = self._inboxes.get(peer)
-            unmet = inbox_ is not None and inbox_.line is None and inbox_.awaited
-            if (outbox.awaits or unmet) and not outbox.lost:
-                poll.register(outbox.line, outbox.awaits)  # and its end, in any case
-        poll.poll(math.ceil(1000 * seconds))
+        for outbox in self._outboxes.values():
+            if outbox.awaits:
+                poll.register(outbox.line, outbox.awaits)
+        if isinstance(work, Receive) and work.inbox.line is None:
+            outbox = self._outboxes[work.inbox.peer]
+            poll.register(outbox.line, outbox.awaits)  # whose end is noticed in any case
+        poll.poll(math.ceil(1000 * min(seconds, _LONGEST)))
 
     def _admit(self) -> None:
         """Let in the ranks that have come to the door."""
