@@ -118,9 +118,11 @@ class Flats:
 
     @property
     def contents(self) -> str:
-        """What must be alike on all ranks: dtypes and shapes, in order."""
+        """What must be alike on all ranks: dtypes and shapes, in order; the first two for people."""
         shapes = [(str(d), [tuple(x.shape) for x in g]) for d, g in self._groups.items()]
-        return f"tensors={zlib.crc32(repr(shapes).encode()):08x}"
+        tensors, elements = sum(map(len, self._groups.values())), sum(r.numel() for r in self.rows)
+        digest = zlib.crc32(repr(shapes).encode())
+        return f"tensors={tensors}, elements={elements}, shapes={digest:08x}"
 
     def put_back(self) -> None:
         """Write the rows into the tensors that they came from."""
