@@ -35,9 +35,9 @@ def half_a_launch(found: Snapshot) -> Iterator[Finding]:
 
 
 def no_address(found: Snapshot) -> Iterator[Finding]:
-    """Rank and size are set by hand, and nobody says where rank 0 is."""
+    """Rank and size are set by hand, perhaps in a pod, and nobody says where rank 0 is."""
     launch = find_launch(found.environ)
-    if launch is None or launch.launcher != "torchrun" or launch.size == 1:
+    if launch is None or launch.launcher not in ("torchrun", "Kubeflow") or launch.size == 1:
         return
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in found.environ]
     if missing:
