@@ -1,7 +1,8 @@
 """What a user sets by ``COLLECTIVES_...`` variables: no torch here.
 
 All are looked at when an Exchange is bound, so that a mistake is an error then, on every rank, and
-not a setting that is silently left out when it is needed. An empty variable counts as not set.
+not a setting that is silently left out when it is needed. An empty variable counts as not set. The
+doctor looks at the same table.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .errors import ArgumentError
 
-__all__ = ["check_settings", "heeded_signals", "record_choice", "stall_limit"]
+__all__ = ["SETTINGS", "check_settings", "heeded_signals", "record_choice", "stall_limit"]
 
 _STALL = "COLLECTIVES_STALL"
 _SIGNALS = "COLLECTIVES_SIGNALS"
@@ -27,9 +28,8 @@ def check_settings(environ: Mapping[str, str]) -> None:
     Raises:
         ArgumentError: Names the variable, its value and what is allowed.
     """
-    stall_limit(environ)
-    heeded_signals(environ)
-    record_choice(environ)
+    for read in SETTINGS.values():
+        read(environ)
 
 
 def stall_limit(environ: Mapping[str, str]) -> float:
@@ -55,7 +55,7 @@ def heeded_signals(environ: Mapping[str, str]) -> frozenset[int]:
         ArgumentError: One of them has no such name here.
     """
     text = environ.get(_SIGNALS) or "SIGINT SIGTERM"
-    if text.strip() == "off":
+    if text.strip().lower() == "off":
         return frozenset()
     known = signal.Signals.__members__
     names = text.replace(",", " ").split()
@@ -86,6 +86,14 @@ def record_choice(environ: Mapping[str, str]) -> str:
     if there != folder and Path(text).name == text:
         raise _refused(_RECORD, text, f"{allowed} (./{text} for a new one here)")
     return str(folder)
+
+
+SETTINGS: Mapping[str, Callable[[Mapping[str, str]], object]] = {
+    _STALL: stall_limit,
+    _SIGNALS: heeded_signals,
+    _RECORD: record_choice,
+}
+"""Every variable of this library, and what reads it: raises an ArgumentError for nonsense."""
 
 
 def _refused(name: str, value: str, allowed: str) -> ArgumentError:

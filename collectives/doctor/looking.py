@@ -7,13 +7,15 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from ..errors import ArgumentError
 from ..folder import private_folder
-from ..launcher import find_launch
+from ..launcher import find_launch, has_agent_store
+from ..settings import SETTINGS
 from .gpus import find_gpus
 from .network import find_interfaces, look_up, probe_port
 from .snapshot import Port, Snapshot, Torch
@@ -41,7 +43,6 @@ def look(environ: Mapping[str, str]) -> Snapshot:
         host=socket.gethostname(),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        root=not hasattr(os, "geteuid") or os.geteuid() == 0,
         environ=dict(environ),
         packages=_packages(),
         adapters=_what_hides_the_adapters(),
@@ -60,6 +61,7 @@ def look(environ: Mapping[str, str]) -> Snapshot:
         locked_memory=limits.get("MEMLOCK"),
         infiniband=Path("/sys/class/infiniband").is_dir(),
         folder=_what_is_wrong_with_the_folder(),
+        settings=tuple(_what_is_wrong_with_settings(environ)),
     )
 
 
@@ -89,7 +91,7 @@ def find_torch() -> Torch:
 def _port(environ: Mapping[str, str], address: str | None, port: str) -> Port:
     """Probe as the rank that this process is: rank 0 listens there, others connect."""
     launch = find_launch(environ)
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if has_agent_store(environ):
         return Port(port, "not tried")  # torchrun itself listens there
     serves = launch is not None and launch.rank == 0
     return probe_port(port, None if serves else address)
@@ -145,3 +147,11 @@ def _what_is_wrong_with_the_folder() -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+def _what_is_wrong_with_settings(environ: Mapping[str, str]) -> Iterator[str]:
+    for read in SETTINGS.values():
+        try:
+            read(environ)
+        except ArgumentError as error:
+            yield str(error)

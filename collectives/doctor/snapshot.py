@@ -97,7 +97,6 @@ class Snapshot:
         host: Its name.
         platform: Operating system and machine.
         python: Version.
-        root: The process may listen at ports below 1024.
         environ: The variables of the process.
         packages: Versions of distributions that matter, by name; what is not installed is not in.
         adapters: What hides the package ``adapters`` of this distribution; "" where nothing does.
@@ -114,12 +113,12 @@ class Snapshot:
         locked_memory: Limit in bytes; ``None`` where there is none.
         infiniband: There are InfiniBand or RoCE adapters.
         folder: Why the folder in which ranks of this host meet cannot be used; "" where it can.
+        settings: What the variables of this library say wrongly, as its errors say it.
     """
 
     host: str = "here"
     platform: str = "Linux x86_64"
     python: str = "3.12.0"
-    root: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
     adapters: str = ""
@@ -136,3 +135,4 @@ class Snapshot:
     locked_memory: int | None = None
     infiniband: bool = False
     folder: str = ""
+    settings: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ def test_a_wait_is_looked_into_after_the_seconds_that_are_set(
         ("SIGINT", {signal.SIGINT}),
         ("SIGINT, SIGTERM", BOTH),
         ("off", set()),
+        ("OFF", set()),
     ],
 )
 def test_a_wait_ends_by_the_signals_that_are_set(text: str | None, signals: set[int]) -> None:

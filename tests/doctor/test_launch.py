@@ -53,6 +53,7 @@ def test_a_process_of_lightnings_own_launcher_is_told_that_the_trainer_knows_bet
         ({}, "MASTER_ADDR and MASTER_PORT are not"),
         ({"MASTER_PORT": "29500"}, "MASTER_ADDR is not"),
         ({"MASTER_ADDR": "localhost"}, "MASTER_PORT is not"),
+        ({"MASTER_ADDR": "", "MASTER_PORT": "29500"}, "MASTER_ADDR is not"),
     ],
 )
 def test_ranks_without_an_address_are_told_what_to_set(given: dict[str, str], missing: str) -> None:

@@ -117,6 +117,21 @@ def test_a_folder_that_others_can_enter_is_told(
     assert "only this user can enter" in look({}).folder
 
 
+def test_settings_are_told_as_an_exchange_refuses_them(tmp_path: Path) -> None:
+    right = {
+        "COLLECTIVES_STALL": "",
+        "COLLECTIVES_SIGNALS": "OFF",
+        "COLLECTIVES_FLIGHT_RECORD": str(tmp_path),
+    }
+    assert look(right).settings == ()
+    wrong = {
+        "COLLECTIVES_STALL": "soon",
+        "COLLECTIVES_SIGNALS": "SIGTRM",
+        "COLLECTIVES_FLIGHT_RECORD": "/dev/null",
+    }
+    assert [text.partition(":")[0] for text in look(wrong).settings] == list(wrong)
+
+
 def test_the_links_of_gpus_are_counted_from_the_matrix_of_the_driver() -> None:
     assert gpus.read_links(MATRIX) == {"SYS": 2, "NV18": 1}
     assert gpus.read_links("no devices were found") == {}

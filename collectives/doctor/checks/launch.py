@@ -39,7 +39,8 @@ def no_address(found: Snapshot) -> Iterator[Finding]:
     launch = find_launch(found.environ)
     if launch is None or launch.launcher not in ("torchrun", "Kubeflow") or launch.size == 1:
         return
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in found.environ]
+    # An empty one is what `export MASTER_ADDR=$(...)` leaves where the command failed.
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not found.environ.get(name)]
     if missing:
         yield Finding(
             "problem",
