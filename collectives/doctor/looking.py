@@ -49,9 +49,7 @@ def look(environ: Mapping[str, str]) -> Snapshot:
         torch=find_torch(),
         gpus=gpus,
         links=links,
-        cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
+        cores=_cores(),
         interfaces=find_interfaces(),
         name=look_up(socket.gethostname()),
         master=look_up(address) if address else None,
@@ -131,6 +129,12 @@ def _limits() -> dict[str, int]:
     found = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
              for name in ("NOFILE", "MEMLOCK") if hasattr(resource, f"RLIMIT_{name}")}  # fmt: skip
     return {name: limit for name, limit in found.items() if limit != resource.RLIM_INFINITY}
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _shared_memory() -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -52,6 +53,12 @@ class Lookup:
     error: str = ""
     back: str = ""
     back_seconds: float = 0.0
+
+    @property
+    def loopback(self) -> str:
+        """The first address that leads to this host itself, wherever it is asked; or ""."""
+        plain = ((address, address.partition("%")[0]) for address in self.addresses)  # fe80::1%eth0
+        return next((address for address, ip in plain if ipaddress.ip_address(ip).is_loopback), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +143,8 @@ class Snapshot:
     infiniband: bool = False
     folder: str = ""
     settings: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Those of all interfaces."""
+        return frozenset(address for one in self.interfaces for address in one.addresses)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..launcher import find_launch, restart_count, variables_of
+from ..launcher import find_launch, has_agent_store, may_restart, restart_count, variables_of
 from ..record.words import seconds_in_words
 from ..rendezvous import slurm_address
 from .checks.launch import outranked, tasks_per_node
@@ -158,7 +158,7 @@ def _launch(found: Snapshot) -> list[tuple[str, str]]:
     rows += _meeting(found)
     if (tasks := tasks_per_node(environ)) is not None:
         rows.append(("in Lightning", f"Trainer(devices={tasks[0]}, num_nodes={tasks[1]})"))
-    if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+    if may_restart(environ):
         attempt, most = restart_count(environ), environ["TORCHELASTIC_MAX_RESTARTS"]
         rows.append(("restarts", f"{attempt} of at most {most}"))
     return rows
@@ -170,7 +170,7 @@ def _meeting(found: Snapshot) -> list[tuple[str, str]]:
     if found.master is not None and found.port is not None:
         to = ", ".join(found.master.addresses) or "no address"
         state = _PORT.get(found.port.state, found.port.state) if found.master.addresses else ""
-        if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if has_agent_store(environ):
             state = "torchrun holds the store"
         same = to == found.master.name
         where = f"{found.master.name}:{found.port.number}" + ("" if same else f" ({to})")

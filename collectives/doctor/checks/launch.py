@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ...launcher import find_launch, unfinished_launch, variables_of
+from ...launcher import (
+    find_launch,
+    has_agent_store,
+    may_restart,
+    unfinished_launch,
+    variables_of,
+)
 from ..findings import Finding
 from ..snapshot import Snapshot
 
@@ -39,8 +45,13 @@ def no_address(found: Snapshot) -> Iterator[Finding]:
     launch = find_launch(found.environ)
     if launch is None or launch.launcher not in ("torchrun", "Kubeflow") or launch.size == 1:
         return
-    # An empty one is what `export MASTER_ADDR=$(...)` leaves where the command failed.
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not found.environ.get(name)]
+    # An empty address is what `export MASTER_ADDR=$(...)` leaves where the command failed; an empty
+    # port is a number that is none, and named as such.
+    there = {
+        "MASTER_ADDR": bool(found.environ.get("MASTER_ADDR")),
+        "MASTER_PORT": "MASTER_PORT" in found.environ,
+    }
+    missing = [name for name, is_there in there.items() if not is_there]
     if missing:
         yield Finding(
             "problem",
@@ -114,8 +125,8 @@ def restart_that_reads_stale_addresses(found: Snapshot) -> Iterator[Finding]:
     """Torchrun's store outlives an attempt, and gloo reads the addresses of the one before."""
     environ = found.environ
     if (
-        _number(environ, "TORCHELASTIC_MAX_RESTARTS") > 0
-        and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        may_restart(environ)
+        and has_agent_store(environ)
         and environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
     ):
         yield Finding(
