@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -39,6 +39,7 @@ def look(environ: Mapping[str, str]) -> Snapshot:
     limits = _limits()
     gpus, links = find_gpus()
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    settings = (_what_is_wrong_with_a_setting(read, environ) for read in SETTINGS.values())
     return Snapshot(
         host=socket.gethostname(),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -59,7 +60,7 @@ def look(environ: Mapping[str, str]) -> Snapshot:
         locked_memory=limits.get("MEMLOCK"),
         infiniband=Path("/sys/class/infiniband").is_dir(),
         folder=_what_is_wrong_with_the_folder(),
-        settings=tuple(_what_is_wrong_with_settings(environ)),
+        settings=tuple(filter(None, settings)),
     )
 
 
@@ -153,9 +154,11 @@ def _what_is_wrong_with_the_folder() -> str:
     return ""
 
 
-def _what_is_wrong_with_settings(environ: Mapping[str, str]) -> Iterator[str]:
-    for read in SETTINGS.values():
-        try:
-            read(environ)
-        except ArgumentError as error:
-            yield str(error)
+def _what_is_wrong_with_a_setting(
+    read: Callable[[Mapping[str, str]], object], environ: Mapping[str, str]
+) -> str:
+    try:
+        read(environ)
+    except ArgumentError as error:
+        return str(error)
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import socket
@@ -78,6 +79,21 @@ def test_a_port_is_probed_as_rank_0_and_as_the_others_would_use_it(listener: int
     assert probe_port(port, None).state == "free"
     assert probe_port(port, "127.0.0.1").state == "silent"
     assert probe_port("http", None).state == "not tried"
+
+
+@pytest.mark.parametrize(
+    ("number", "state"),
+    [(errno.EACCES, "not allowed"), (errno.EADDRINUSE, "taken"), (errno.EMFILE, "not tried")],
+)
+def test_a_port_is_taken_only_where_the_system_says_so(
+    number: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> socket.socket:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    found = probe_port("29500", None)
+    assert (found.state, found.error) == (state, os.strerror(number))
 
 
 def test_the_port_of_a_job_is_probed_unless_torchrun_holds_it(listener: int) -> None:
