@@ -68,7 +68,8 @@ class Port:
     Args:
         number: As in the variable.
         state: On rank 0's host "free", "taken", or "not allowed"; "not tried" where an agent holds
-            the store, the number is none, or the system has another reason. From elsewhere "answers" or "silent".
+            the store, the number is none, or the system has another reason. From elsewhere
+            "answers" or "silent".
         error: Why, in the system's words.
     """
 
