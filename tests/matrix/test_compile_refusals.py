@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +24,10 @@ from collectives.errors import (
     TopologyError,
 )
 from collectives.nn import HaloConv1d
-from tests.support.compiling import compiled, leaf
+from tests.support.compiling import compiled, leaf, run_apart
 
 pytestmark = pytest.mark.cell("torch.compile, fullgraph", "raw")
 slow = pytest.mark.matrix
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def exchange() -> Iterator[Exchange]:
-    """One rank, in pytest's own process."""
-    yield Exchange(Ring, RawDDPAdapter())
-    torch.compiler.reset()
 
 
 @dataclasses.dataclass
@@ -197,21 +186,8 @@ torch.compile(lambda x: exchange.shift(x.sin()) * 2, fullgraph=True)(torch.ones(
 
 @slow
 def test_without_a_cpp_compiler_inductor_names_it_and_another_backend_does(tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "CXX": str(tmp_path / "none"),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_COMPILER],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 1
+    compiler = str(tmp_path / "none")
+    done = run_apart(tmp_path, WITHOUT_COMPILER, status=1, CXX=compiler)
     assert "InvalidCxxCompiler" in done.stderr or "C++ compiler" in done.stderr
     without = WITHOUT_COMPILER.replace("fullgraph=True", "fullgraph=True, backend='aot_eager'")
-    subprocess.run([sys.executable, "-c", without], env=environment, timeout=200, check=True)
+    run_apart(tmp_path, without, CXX=compiler)
