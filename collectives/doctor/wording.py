@@ -19,7 +19,8 @@ __all__ = ["Section", "duration", "rank_facts", "sections", "selftest_section", 
 
 _RELEVANT = ("NCCL_", "GLOO_", "COLLECTIVES_", "TORCH_NCCL_", "TORCH_DISTRIBUTED", "TORCH_DISABLE_",
              "TORCH_GLOO", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MASTER_", "RES_OPTIONS",
-             "USE_LIBUV", "UCX_", "FI_", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # fmt: skip
+             "USE_LIBUV", "UCX_", "FI_", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+             "PET_", "TMPDIR")  # fmt: skip
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_NTASKS")
 _LONGEST_VALUE = 120
 _PORT = {"not tried": "", "answers": "somebody listens", "silent": "nobody listens yet"}
@@ -76,14 +77,14 @@ def rank_facts(found: Snapshot) -> dict[str, str]:
 
 def selftest_section(test: PairTest) -> Section:
     """Return how the self-test went; only what is known where it failed."""
-    trial = test.trial
-    rows = [("start", f"{duration(test.started)} for Python and torch")] if test.started else []
+    trial, rows = test.trial, []
+    if test.started:
+        joined = "" if trial.error else f", {duration(trial.joined)} to join"
+        rows.append(("start", f"{duration(test.started)} for Python and torch{joined}"))
     if trial.error:
         rows.append(("result", "failed: see above"))
-        return Section("Self-test: two ranks on this host, over gloo", rows)
-    rows = [("start", f"{duration(test.started)} for Python and torch, {duration(trial.joined)} to"
-             " join")]  # fmt: skip
-    rows += [("values", "right, forward and backward"), ("speed", speed(trial))]
+    else:
+        rows += [("values", "right, forward and backward"), ("speed", speed(trial))]
     return Section("Self-test: two ranks on this host, over gloo", rows)
 
 
