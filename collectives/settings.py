@@ -20,6 +20,7 @@ __all__ = ["SETTINGS", "check_settings", "heeded_signals", "record_choice", "sta
 _STALL = "COLLECTIVES_STALL"
 _SIGNALS = "COLLECTIVES_SIGNALS"
 _RECORD = "COLLECTIVES_FLIGHT_RECORD"
+_UNHEARD = {"SIGKILL", "SIGSTOP"}
 
 
 def check_settings(environ: Mapping[str, str]) -> None:
@@ -52,12 +53,12 @@ def heeded_signals(environ: Mapping[str, str]) -> frozenset[int]:
     """Return the signals that end a wait: ``COLLECTIVES_SIGNALS``, or SIGINT and SIGTERM.
 
     Raises:
-        ArgumentError: One of them has no such name here.
+        ArgumentError: One of them has no such name here, or ends a process that never hears of it.
     """
     text = environ.get(_SIGNALS) or "SIGINT SIGTERM"
     if text.strip().lower() == "off":
         return frozenset()
-    known = signal.Signals.__members__
+    known = {n: s for n, s in signal.Signals.__members__.items() if n not in _UNHEARD}
     names = text.replace(",", " ").split()
     if not names or any(name not in known for name in names):
         allowed = 'names of signals, such as "SIGINT SIGTERM", or "off" for none'

@@ -65,6 +65,7 @@ def test_flight_records_go_where_the_variable_says(
         ("COLLECTIVES_STALL", "inf", "a number of seconds above 0"),
         ("COLLECTIVES_SIGNALS", "INT", 'names of signals, such as "SIGINT SIGTERM", or "off"'),
         ("COLLECTIVES_SIGNALS", "SIGINT off", "names of signals"),
+        ("COLLECTIVES_SIGNALS", "SIGTERM SIGKILL", "names of signals"),
         ("COLLECTIVES_SIGNALS", " , ", "names of signals"),
         ("COLLECTIVES_FLIGHT_RECORD", "of", r'"off", or a folder .* \(./of for a new one here\)'),
         ("COLLECTIVES_FLIGHT_RECORD", "0", r'"off", or a folder .* \(./0 for a new one here\)'),

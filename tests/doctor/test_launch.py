@@ -110,6 +110,7 @@ def test_launchers_that_are_not_heeded_are_named() -> None:
         (TORCHRUN, (2, 1)),
         ({**TORCHRUN, "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (4, 2)),
         (SRUN, (4, 1)),
+        (POD, (1, 2)),
         ({**SRUN, "SLURM_STEP_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "2"}, (2, 2)),
         ({}, None),
     ],

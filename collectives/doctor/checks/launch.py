@@ -170,8 +170,12 @@ def tasks_per_node(environ: Mapping[str, str]) -> tuple[int, int] | None:
     launch = find_launch(environ)
     if launch is None:
         return None
-    local = _number(environ, "LOCAL_WORLD_SIZE") or _number(environ, "SLURM_NTASKS_PER_NODE")
-    local = launch.size if launch.one_host else local
+    if launch.one_host:
+        local = launch.size
+    elif launch.launcher == "Kubeflow":  # a pod is a node, of one process
+        local = 1
+    else:
+        local = _number(environ, "LOCAL_WORLD_SIZE") or _number(environ, "SLURM_NTASKS_PER_NODE")
     return (local, launch.size // local) if local and launch.size % local == 0 else None
 
 
