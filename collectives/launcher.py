@@ -58,6 +58,8 @@ class _Names(NamedTuple):
     job: tuple[str, ...]
 
 
+_KUBEFLOW = "Kubeflow"  # a process for each pod, by torchrun's variables but without torchrun
+
 _TABLE = (
     _Names(
         "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
@@ -156,6 +158,21 @@ def find_place(environ: Mapping[str, str], rank: int, size: int) -> tuple[int, i
     return rank if local_rank is None else local_rank, node_rank
 
 
+def variables_of(launcher: str) -> tuple[str, ...]:
+    """Return the variables that say rank, size, local rank, ... under a launcher, in this order.
+
+    Args:
+        launcher: Its name, as in :class:`Launch`.
+    """
+    if launcher == _KUBEFLOW:
+        return _TABLE[0].rank, _TABLE[0].size
+    names = next((names for names in _TABLE if names.launcher == launcher), None)
+    if names is None:
+        return ()
+    said = (names.rank, names.size, names.local_rank, names.local_size, names.node_rank)
+    return tuple(name for name in said if name)
+
+
 def unfinished_launch(environ: Mapping[str, str]) -> str:
     """Return what is missing or wrong in a launcher's variables; "" if nothing is.
 
@@ -217,7 +234,7 @@ def _read(names: _Names, environ: Mapping[str, str]) -> Launch | None:
     node_rank = _number(environ, names.node_rank)
     if names.launcher == "torchrun" and local_rank is None and "KUBERNETES_PORT" in environ:
         # A PyTorchJob without torchrun: one process in each pod.
-        return Launch("Kubeflow", rank, size, 0, rank, one_host=size == 1, job="")
+        return Launch(_KUBEFLOW, rank, size, 0, rank, one_host=size == 1, job="")
     if node_rank is None:  # MPI does not say: right for hosts filled one after the other
         node_rank = (rank - (local_rank or 0)) // local_size if local_size else 0
     one_host = size == 1 or local_size == size or _slurm_nodes(names, environ) == 1
@@ -256,16 +273,3 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 def _present(names: Iterable[str], environ: Mapping[str, str]) -> list[str]:
     return [environ[name] for name in names if environ.get(name)]
-
-
-def variables_of(launcher: str) -> tuple[str, ...]:
-    """Return the variables that say rank, size, local rank, ... under a launcher, in this order.
-
-    Args:
-        launcher: Its name, as in :class:`Launch`.
-    """
-    names = next((names for names in _TABLE if names.launcher == launcher), None)
-    if names is None:
-        return ()
-    said = (names.rank, names.size, names.local_rank, names.local_size, names.node_rank)
-    return tuple(name for name in said if name)

@@ -1,7 +1,8 @@
 """What a user sets by ``COLLECTIVES_...`` variables: no torch here.
 
 All are looked at when an Exchange is bound, so that a mistake is an error then, on every rank, and
-not a setting that is silently left out when it is needed. An empty variable counts as not set.
+not a setting that is silently left out when it is needed. An empty variable counts as not set. The
+doctor looks at the same table.
 """
 
 from __future__ import annotations
@@ -9,17 +10,25 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .errors import ArgumentError
 
-__all__ = ["check_settings", "heeded_signals", "record_choice", "same_host", "stall_limit"]
+__all__ = [
+    "SETTINGS",
+    "check_settings",
+    "heeded_signals",
+    "record_choice",
+    "same_host",
+    "stall_limit",
+]
 
 _STALL = "COLLECTIVES_STALL"
 _SIGNALS = "COLLECTIVES_SIGNALS"
 _RECORD = "COLLECTIVES_FLIGHT_RECORD"
 _SAME_HOST = "COLLECTIVES_SAME_HOST"
+_UNHEARD = {"SIGKILL", "SIGSTOP"}
 
 
 def check_settings(environ: Mapping[str, str]) -> None:
@@ -28,10 +37,8 @@ def check_settings(environ: Mapping[str, str]) -> None:
     Raises:
         ArgumentError: Names the variable, its value and what is allowed.
     """
-    stall_limit(environ)
-    heeded_signals(environ)
-    record_choice(environ)
-    same_host(environ)
+    for read in SETTINGS.values():
+        read(environ)
 
 
 def stall_limit(environ: Mapping[str, str]) -> float:
@@ -54,12 +61,12 @@ def heeded_signals(environ: Mapping[str, str]) -> frozenset[int]:
     """Return the signals that end a wait: ``COLLECTIVES_SIGNALS``, or SIGINT and SIGTERM.
 
     Raises:
-        ArgumentError: One of them has no such name here.
+        ArgumentError: One of them has no such name here, or ends a process that never hears of it.
     """
     text = environ.get(_SIGNALS) or "SIGINT SIGTERM"
-    if text.strip() == "off":
+    if text.strip().lower() == "off":
         return frozenset()
-    known = signal.Signals.__members__
+    known = {n: s for n, s in signal.Signals.__members__.items() if n not in _UNHEARD}
     names = text.replace(",", " ").split()
     if not names or any(name not in known for name in names):
         allowed = 'names of signals, such as "SIGINT SIGTERM", or "off" for none'
@@ -100,6 +107,15 @@ def same_host(environ: Mapping[str, str]) -> bool:
     if text not in ("on", "off"):
         raise _refused(_SAME_HOST, text, '"on" or "off"')
     return text == "on"
+
+
+SETTINGS: Mapping[str, Callable[[Mapping[str, str]], object]] = {
+    _STALL: stall_limit,
+    _SIGNALS: heeded_signals,
+    _RECORD: record_choice,
+    _SAME_HOST: same_host,
+}
+"""Every variable of this library, and what reads it: raises an ArgumentError for nonsense."""
 
 
 def _refused(name: str, value: str, allowed: str) -> ArgumentError:

@@ -104,8 +104,9 @@ def even_steps(
         dataloader: ``def train_dataloader(self): return even_steps(loader, self.exchange)``.
 
     Raises:
-        ArgumentError: The loader yields another number of batches than its ``len()`` said. The
-            other ranks go by that number, so the group is aborted: they fail too, and say why.
+        ArgumentError: The loader yields fewer batches than its ``len()`` said; with ``when="last"``
+            also where it yields more. The other ranks go by that number, so the group is aborted:
+            they fail too, and say why.
         ExchangeError: A rank left its loop, or fails.
 
     Example:

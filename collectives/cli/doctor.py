@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import math
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Sequence
@@ -12,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 from ..doctor.checks import check
 from ..doctor.findings import Finding, without_echoes
@@ -137,21 +141,25 @@ def _print_json(findings: Sequence[Finding], facts: Sequence[Section], **more: o
 
 def _together(
     launch: Launch, found: Snapshot, chosen: argparse.Namespace, progress: Progress
-) -> int:
+) -> NoReturn:
     """Report what all ranks found, on rank 0; end the process, since its group stays."""
     report = RankReport(launch.rank, rank_facts(found), tuple(check(found)))
     job = Job(launch, report)
     _end_at_last(4 * chosen.timeout + _SPARE)
     trouble = ""
     try:
-        meet(
-            launch,
-            job,
-            report,
-            seconds=chosen.timeout,
-            tell=progress.tell,
-            exchange=not chosen.no_self_test,
-        )
+        try:
+            meet(
+                launch,
+                job,
+                report,
+                seconds=chosen.timeout,
+                tell=progress.tell,
+                exchange=not chosen.no_self_test,
+            )
+        finally:
+            # Once a rank has failed, torchrun ends the others: the report is to come out whole.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except CollectivesError as error:
         trouble = str(error)
     except Ended:  # since another rank failed; what rank 0 knows by now is worth a report
@@ -163,7 +171,6 @@ def _together(
     if trouble:
         _report_lonely_rank(launch, report, trouble)
     _leave(int(bool(trouble)))
-    return 1
 
 
 def _report_job(found: Snapshot, job: Job, *, as_json: bool) -> int:
@@ -187,7 +194,7 @@ def _report_job(found: Snapshot, job: Job, *, as_json: bool) -> int:
 
 
 def _report_lonely_rank(launch: Launch, report: RankReport, trouble: str) -> None:
-    """Say on stderr what rank 0 will not hear of, then let rank 0 speak first."""
+    """Say on stderr what rank 0 will not hear of."""
     finding = explain(f"rank {launch.rank} cannot tell rank 0 what it found", trouble)
     findings = without_echoes(report.findings, [finding])
     lines = [*_head(report.facts["host"]), summary(findings, ""), ()]
@@ -206,7 +213,7 @@ def _end_at_last(seconds: float) -> None:
     timer.start()
 
 
-def _leave(status: int) -> None:
+def _leave(status: int) -> NoReturn:
     """End the process without the farewells of torch's threads, which may wait for a rank."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -219,7 +226,7 @@ def _leave(status: int) -> None:
 def _read(name: str, *, as_json: bool) -> int:
     try:
         if name == "-":
-            reading = read_log(sys.stdin)
+            reading = read_log(_stdin())
         else:
             with Path(name).open(encoding="utf-8", errors="replace", newline="\n") as file:
                 reading = read_log(file)
@@ -228,16 +235,27 @@ def _read(name: str, *, as_json: bool) -> int:
     if as_json:
         found = [{"line": s.number, "times": s.count, "text": s.line, **asdict(s.known)}
                  for s in reading.seen]  # fmt: skip
-        say(
-            json.dumps({"ok": not reading.errors, "lines": reading.lines, "known": found}, indent=2)
-        )
-        return int(bool(reading.errors))
-    show([*log_lines("stdin" if name == "-" else name, reading, screen_width())])
+        facts = {"ok": not reading.errors, "lines": reading.lines, "known": found}
+        say(json.dumps(facts, indent=2))
+    else:
+        show([*log_lines("stdin" if name == "-" else name, reading, screen_width())])
     return int(bool(reading.errors))
 
 
+def _stdin() -> TextIO:
+    """Return stdin, to be read as a file is: of any code, and a progress bar is one line."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline="\n")
+    return sys.stdin
+
+
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise ValueError(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"expected a number of seconds above 0, got {text!r}; leave it out for 30"
+        )
     return seconds

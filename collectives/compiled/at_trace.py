@@ -19,10 +19,9 @@ from ..pending import Pending
 from ..tracing import is_exporting, recording
 from ..trees import flatten, in_words
 from .live import identity_of, named
-from .script import Script
+from .script import Number, Script
 
 if TYPE_CHECKING:
-    from ..binding import Binding
     from ..plan import Plan
 
 __all__ = ["base_of", "bind", "constant", "inside_another", "outside", "refuse", "script_of"]
@@ -103,10 +102,7 @@ def base_of(handle: str, find: Callable[..., Plan], arguments: tuple[object, ...
         arguments: Of the operation.
     """
     binding = named(handle)._bound()
-    return _base(binding, handle, find(binding, *arguments))
-
-
-def _base(binding: Binding, handle: str, plan: Plan) -> str:
+    plan = find(binding, *arguments)
     return Script(
         handle=handle,
         identity=identity_of(binding),
@@ -157,18 +153,7 @@ def script_of(
         timeout: Seconds.
     """
     script = Script.parse(base)
-    if torch._C._are_functorch_transforms_active():
-        raise ArgumentError(
-            f"{script.op}: torch.func transforms cannot be compiled with an exchange in them (rank"
-            f" {script.rank} of {script.size}); leave the transformed function to eager mode, or"
-            " take loss.backward() outside of the compiled function"
-        )
-    if not isinstance(fill, bool | int | float | complex):
-        raise ArgumentError(
-            f"{script.op}: fill must be a number that is known when the code is compiled, got"
-            f" {type(fill).__name__} (rank {script.rank} of {script.size}); fill with a tensor"
-            " afterwards, where the topology says that there is no source"
-        )
+    _refuse_transforms(script)
     if timeout is not None:
         deadline_of(timeout)
     kinds = tuple(
@@ -182,11 +167,30 @@ def script_of(
         grad=grad,
         wanted=wanted,
         chained=chained,
-        fill=fill,
+        fill=_number(fill, script),
         timeout=timeout,
         place=_place(),
     )
     return whole.text
+
+
+def _refuse_transforms(script: Script) -> None:
+    if torch._C._are_functorch_transforms_active():
+        raise ArgumentError(
+            f"{script.op}: torch.func transforms cannot be compiled with an exchange in them (rank"
+            f" {script.rank} of {script.size}); leave the transformed function to eager mode, or"
+            " take loss.backward() outside of the compiled function"
+        )
+
+
+def _number(fill: object, script: Script) -> Number:
+    if not isinstance(fill, bool | int | float | complex):
+        raise ArgumentError(
+            f"{script.op}: fill must be a number that is known when the code is compiled, got"
+            f" {type(fill).__name__} (rank {script.rank} of {script.size}); fill with a tensor"
+            " afterwards, where the topology says that there is no source"
+        )
+    return fill
 
 
 def _in_words(outline: object) -> str:

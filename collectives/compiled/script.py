@@ -17,7 +17,7 @@ import torch
 from ..messages import Leaf
 from ..plan import Lane, Plan
 
-__all__ = ["Kind", "Script"]
+__all__ = ["Kind", "Number", "Script", "differentiable"]
 
 Kind = tuple[str, int]  # dtype and number of dims
 Number = int | float | complex

@@ -22,8 +22,8 @@ class Finding:
         detail: What comes of it; "" where the title says it all.
         see: Public reports of the same, or documentation.
         ranks: That have it; () where there is one process only.
-        kind: The name of the check; "" for what no check has found.
         topic: The name in the catalogue of known texts of the error that comes of it; "" for none.
+        kind: The name of the check; "" for what no check has found.
     """
 
     severity: Severity

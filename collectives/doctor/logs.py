@@ -47,10 +47,6 @@ class Known:
     remedy: str
     see: tuple[str, ...]
 
-    def finding(self) -> Finding:
-        """Return it as a finding."""
-        return Finding("problem", self.title, self.remedy, self.means, self.see)
-
 
 @dataclass(slots=True)
 class Seen:

@@ -7,13 +7,15 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from ..errors import ArgumentError
 from ..folder import private_folder
-from ..launcher import find_launch
+from ..launcher import find_launch, has_agent_store
+from ..settings import SETTINGS
 from .gpus import find_gpus
 from .network import find_interfaces, look_up, probe_port
 from .snapshot import Port, Snapshot, Torch
@@ -37,20 +39,18 @@ def look(environ: Mapping[str, str]) -> Snapshot:
     limits = _limits()
     gpus, links = find_gpus()
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    settings = (_what_is_wrong_with_a_setting(read, environ) for read in SETTINGS.values())
     return Snapshot(
         host=socket.gethostname(),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
-        root=not hasattr(os, "geteuid") or os.geteuid() == 0,
         environ=dict(environ),
         packages=_packages(),
         adapters=_what_hides_the_adapters(),
         torch=find_torch(),
         gpus=gpus,
         links=links,
-        cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
+        cores=_cores(),
         interfaces=find_interfaces(),
         name=look_up(socket.gethostname()),
         master=look_up(address) if address else None,
@@ -60,6 +60,7 @@ def look(environ: Mapping[str, str]) -> Snapshot:
         locked_memory=limits.get("MEMLOCK"),
         infiniband=Path("/sys/class/infiniband").is_dir(),
         folder=_what_is_wrong_with_the_folder(),
+        settings=tuple(filter(None, settings)),
     )
 
 
@@ -89,7 +90,7 @@ def find_torch() -> Torch:
 def _port(environ: Mapping[str, str], address: str | None, port: str) -> Port:
     """Probe as the rank that this process is: rank 0 listens there, others connect."""
     launch = find_launch(environ)
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if has_agent_store(environ):
         return Port(port, "not tried")  # torchrun itself listens there
     serves = launch is not None and launch.rank == 0
     return probe_port(port, None if serves else address)
@@ -131,6 +132,12 @@ def _limits() -> dict[str, int]:
     return {name: limit for name, limit in found.items() if limit != resource.RLIM_INFINITY}
 
 
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _shared_memory() -> tuple[int, int] | None:
     try:
         usage = shutil.disk_usage("/dev/shm")
@@ -143,5 +150,15 @@ def _what_is_wrong_with_the_folder() -> str:
     try:
         private_folder()
     except OSError as error:
+        return str(error)
+    return ""
+
+
+def _what_is_wrong_with_a_setting(
+    read: Callable[[Mapping[str, str]], object], environ: Mapping[str, str]
+) -> str:
+    try:
+        read(environ)
+    except ArgumentError as error:
         return str(error)
     return ""

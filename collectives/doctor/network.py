@@ -19,6 +19,7 @@ _PATIENCE = 6.0  # seconds for the resolver: its own first try takes 5
 _CONNECT = 1.0
 _FLAGS, _ADDRESS = 0x8913, 0x8915  # Linux: SIOCGIFFLAGS, SIOCGIFADDR
 _UP = 1
+_REFUSALS = {errno.EACCES: "not allowed", errno.EADDRINUSE: "taken"}
 
 
 def find_interfaces() -> tuple[Interface, ...]:
@@ -112,6 +113,6 @@ def probe_port(text: str, host: str | None) -> Port:
             ("", int(text)), family=family, dualstack_ipv6=family is socket.AF_INET6
         ).close()
     except OSError as error:
-        state = "not allowed" if error.errno == errno.EACCES else "taken"
+        state = _REFUSALS.get(error.errno or 0, "not tried")  # such as too many open files
         return Port(text, state, error.strerror or str(error))
     return Port(text, "free")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from .pair import RESULT, STAGE
@@ -64,22 +65,21 @@ def run_pair(
     known = {k: v for k, v in environ.items() if not k.startswith(_FOREIGN)}
     known |= {"OMP_NUM_THREADS": "1", "COLLECTIVES_FLIGHT_RECORD": "off"}
     run, lines = _Run(time.monotonic()), queue.Queue[tuple[int, str]]()
-    ranks = [_start(rank, job, timeout, known) for rank in range(2)]
-    pumps = [
-        threading.Thread(target=_pump, args=(rank, process, lines), daemon=True)
-        for rank, process in enumerate(ranks)
-    ]
-    try:
-        for pump in pumps:
+    with ExitStack() as stack:  # where the second rank does not even start, the first must not stay
+        for rank in range(2):
+            process = _start(rank, job, timeout, known)
+            pump = threading.Thread(target=_pump, args=(rank, process, lines), daemon=True)
+            stack.callback(_end, process, pump)
             pump.start()
         _follow(run, lines, run.begun + _START + 2 * timeout, tell)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-        for pump in pumps:
-            pump.join(_AFTER)
     return _conclude(run)
+
+
+def _end(process: subprocess.Popen[str], pump: threading.Thread) -> None:
+    process.kill()
+    process.wait()
+    if pump.is_alive():
+        pump.join(_AFTER)
 
 
 def _start(
@@ -118,12 +118,12 @@ def _follow(
             rank, line = lines.get(timeout=_TICK)
         except queue.Empty:
             continue
-        if _failed(run, rank, line):
+        if _is_the_end(run, rank, line):
             deadline = min(deadline, time.monotonic() + _AFTER)
 
 
-def _failed(run: _Run, rank: int, line: str) -> bool:
-    """Take note of a line; return whether the rank will get no further."""
+def _is_the_end(run: _Run, rank: int, line: str) -> bool:
+    """Take note of a line; return whether the rank has failed, so that the other waits in vain."""
     if not line:
         run.ended.add(rank)
     elif line.startswith(STAGE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -53,6 +54,12 @@ class Lookup:
     back: str = ""
     back_seconds: float = 0.0
 
+    @property
+    def loopback(self) -> str:
+        """The first address that leads to this host itself, wherever it is asked; or ""."""
+        plain = ((address, address.partition("%")[0]) for address in self.addresses)  # fe80::1%eth0
+        return next((address for address, ip in plain if ipaddress.ip_address(ip).is_loopback), "")
+
 
 @dataclass(frozen=True, slots=True)
 class Port:
@@ -61,7 +68,8 @@ class Port:
     Args:
         number: As in the variable.
         state: On rank 0's host "free", "taken", or "not allowed"; "not tried" where an agent holds
-            the store or the number is none. From elsewhere "answers" or "silent".
+            the store, the number is none, or the system has another reason. From elsewhere
+            "answers" or "silent".
         error: Why, in the system's words.
     """
 
@@ -97,7 +105,6 @@ class Snapshot:
         host: Its name.
         platform: Operating system and machine.
         python: Version.
-        root: The process may listen at ports below 1024.
         environ: The variables of the process.
         packages: Versions of distributions that matter, by name; what is not installed is not in.
         adapters: What hides the package ``adapters`` of this distribution; "" where nothing does.
@@ -114,12 +121,12 @@ class Snapshot:
         locked_memory: Limit in bytes; ``None`` where there is none.
         infiniband: There are InfiniBand or RoCE adapters.
         folder: Why the folder in which ranks of this host meet cannot be used; "" where it can.
+        settings: What the variables of this library say wrongly, as its errors say it.
     """
 
     host: str = "here"
     platform: str = "Linux x86_64"
     python: str = "3.12.0"
-    root: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
     adapters: str = ""
@@ -136,3 +143,9 @@ class Snapshot:
     locked_memory: int | None = None
     infiniband: bool = False
     folder: str = ""
+    settings: tuple[str, ...] = ()
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Those of all interfaces."""
+        return frozenset(address for one in self.interfaces for address in one.addresses)

@@ -69,7 +69,7 @@ class Job:
         return [rank for rank in range(self.launch.size) if rank not in self.reports]
 
     def read(self, notes: dict[int, str]) -> None:
-        """Take note of reports; the one with a trial is the later one."""
+        """Take note of reports, in place of those that the same ranks gave before."""
         self.reports |= {rank: _read(rank, text) for rank, text in notes.items()}
 
     def findings(self) -> list[Finding]:

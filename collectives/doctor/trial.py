@@ -63,7 +63,7 @@ def try_exchange(
         )
         _check_values(exchange)
         small, large = (_measure(exchange, size) for size in (_SMALL, _LARGE))
-        group = _DefaultGroup(device).context().group
+        group = exchange._bound().context.group
         if group is not None:
             meet_at_end(group, timeout)  # who left at once would close connections in use
     except (CollectivesError, RuntimeError, ValueError) as error:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..launcher import find_launch, restart_count, variables_of
+from ..launcher import find_launch, has_agent_store, may_restart, restart_count, variables_of
 from ..record.words import seconds_in_words
 from ..rendezvous import slurm_address
 from .checks.launch import outranked, tasks_per_node
@@ -19,7 +19,8 @@ __all__ = ["Section", "duration", "rank_facts", "sections", "selftest_section", 
 
 _RELEVANT = ("NCCL_", "GLOO_", "COLLECTIVES_", "TORCH_NCCL_", "TORCH_DISTRIBUTED", "TORCH_DISABLE_",
              "TORCH_GLOO", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MASTER_", "RES_OPTIONS",
-             "USE_LIBUV", "UCX_", "FI_", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # fmt: skip
+             "USE_LIBUV", "UCX_", "FI_", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+             "PET_", "TMPDIR")  # fmt: skip
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_NTASKS")
 _LONGEST_VALUE = 120
 _PORT = {"not tried": "", "answers": "somebody listens", "silent": "nobody listens yet"}
@@ -76,14 +77,14 @@ def rank_facts(found: Snapshot) -> dict[str, str]:
 
 def selftest_section(test: PairTest) -> Section:
     """Return how the self-test went; only what is known where it failed."""
-    trial = test.trial
-    rows = [("start", f"{duration(test.started)} for Python and torch")] if test.started else []
+    trial, rows = test.trial, []
+    if test.started:
+        joined = "" if trial.error else f", {duration(trial.joined)} to join"
+        rows.append(("start", f"{duration(test.started)} for Python and torch{joined}"))
     if trial.error:
         rows.append(("result", "failed: see above"))
-        return Section("Self-test: two ranks on this host, over gloo", rows)
-    rows = [("start", f"{duration(test.started)} for Python and torch, {duration(trial.joined)} to"
-             " join")]  # fmt: skip
-    rows += [("values", "right, forward and backward"), ("speed", speed(trial))]
+    else:
+        rows += [("values", "right, forward and backward"), ("speed", speed(trial))]
     return Section("Self-test: two ranks on this host, over gloo", rows)
 
 
@@ -158,7 +159,7 @@ def _launch(found: Snapshot) -> list[tuple[str, str]]:
     rows += _meeting(found)
     if (tasks := tasks_per_node(environ)) is not None:
         rows.append(("in Lightning", f"Trainer(devices={tasks[0]}, num_nodes={tasks[1]})"))
-    if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+    if may_restart(environ):
         attempt, most = restart_count(environ), environ["TORCHELASTIC_MAX_RESTARTS"]
         rows.append(("restarts", f"{attempt} of at most {most}"))
     return rows
@@ -170,7 +171,7 @@ def _meeting(found: Snapshot) -> list[tuple[str, str]]:
     if found.master is not None and found.port is not None:
         to = ", ".join(found.master.addresses) or "no address"
         state = _PORT.get(found.port.state, found.port.state) if found.master.addresses else ""
-        if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if has_agent_store(environ):
             state = "torchrun holds the store"
         same = to == found.master.name
         where = f"{found.master.name}:{found.port.number}" + ("" if same else f" ({to})")

@@ -12,6 +12,7 @@ from collectives.launcher import (
     may_restart,
     restart_count,
     unfinished_launch,
+    variables_of,
 )
 
 TORCHRUN = {
@@ -59,6 +60,7 @@ def test_each_launcher_gives_rank_size_local_rank_and_node(
     assert launch.launcher == launcher
     assert (launch.rank, launch.size, launch.local_rank, launch.node_rank) == (3, 4, 1, 1)
     assert not launch.one_host
+    assert set(variables_of(launcher)) <= environ.keys()
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,7 @@ def test_a_pod_of_kubeflow_has_one_process_unless_torchrun_says_otherwise() -> N
     assert launch is not None
     assert (launch.launcher, launch.rank, launch.size) == ("Kubeflow", 3, 4)
     assert (launch.local_rank, launch.node_rank, launch.one_host) == (0, 3, False)
+    assert variables_of("Kubeflow") == ("RANK", "WORLD_SIZE")
     by_torchrun = find_launch({**pod, **TORCHRUN})
     assert by_torchrun is not None
     assert (by_torchrun.launcher, by_torchrun.local_rank) == ("torchrun", 1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from collectives.cli import main
+from collectives.cli import doctor, main
 from collectives.cli.output import Progress, say, show
 from collectives.doctor.screen import Line, Span
 
@@ -98,15 +100,53 @@ def test_a_log_in_which_nothing_is_known_is_well(
     assert json.loads(capsys.readouterr().out) == {"ok": True, "lines": 2, "known": []}
 
 
+def test_a_log_from_a_pipe_is_read_as_the_same_file_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_bytes(b"loss 0.1\rloss 0.2\n\xff\xfe not of any code\n" + LOG.encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes()), "utf-8"))
+    printed = []
+    for name in (str(path), "-"):
+        assert main(["doctor", name, "--json"]) == 1
+        printed.append(json.loads(capsys.readouterr().out))
+    assert printed[0] == printed[1]
+    assert (printed[0]["lines"], printed[0]["known"][0]["line"]) == (4, 4)
+
+
 def test_a_log_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "/nowhere/train.log"]) == 1
     assert capsys.readouterr().err.startswith("doctor: /nowhere/train.log: No such file")
 
 
-def test_a_timeout_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
+def test_a_timeout_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["doctor", "--timeout", "0"])
-    assert "--timeout" in capsys.readouterr().err
+        main(["doctor", f"--timeout={text}"])
+    expected = f"--timeout: expected a number of seconds above 0, got '{text}'; leave it out for 30"
+    assert expected in capsys.readouterr().err
+
+
+def test_a_launcher_that_ends_rank_0_while_it_reports_gets_the_whole_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+
+    def end_it(*_: object, **__: object) -> list[Line]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    monkeypatch.setattr(doctor, "meet", lambda *_, **__: None)
+    monkeypatch.setattr(doctor, "_end_at_last", lambda _: None)
+    monkeypatch.setattr(doctor, "_leave", sys.exit)
+    monkeypatch.setattr(doctor, "ranks_lines", end_it)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor"])
+    assert caught.value.code == 1
+    assert "ranks 1 and 2 of 3 did not report" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 class Terminal(io.StringIO):

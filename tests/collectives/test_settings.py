@@ -38,6 +38,7 @@ def test_a_wait_is_looked_into_after_the_seconds_that_are_set(
         ("SIGINT", {signal.SIGINT}),
         ("SIGINT, SIGTERM", BOTH),
         ("off", set()),
+        ("OFF", set()),
     ],
 )
 def test_a_wait_ends_by_the_signals_that_are_set(text: str | None, signals: set[int]) -> None:
@@ -76,6 +77,7 @@ def test_flight_records_go_where_the_variable_says(
         ("COLLECTIVES_STALL", "inf", "a number of seconds above 0"),
         ("COLLECTIVES_SIGNALS", "INT", 'names of signals, such as "SIGINT SIGTERM", or "off"'),
         ("COLLECTIVES_SIGNALS", "SIGINT off", "names of signals"),
+        ("COLLECTIVES_SIGNALS", "SIGTERM SIGKILL", "names of signals"),
         ("COLLECTIVES_SIGNALS", " , ", "names of signals"),
         ("COLLECTIVES_FLIGHT_RECORD", "of", r'"off", or a folder .* \(./of for a new one here\)'),
         ("COLLECTIVES_FLIGHT_RECORD", "0", r'"off", or a folder .* \(./0 for a new one here\)'),

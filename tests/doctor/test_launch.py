@@ -14,6 +14,7 @@ SLURM = {
     "SLURM_NNODES": "1",
     "SLURM_JOB_NAME": "train",
 }
+POD = {"RANK": "1", "WORLD_SIZE": "2", "KUBERNETES_PORT": "tcp://10.0.0.1:443"}
 SRUN = {**SLURM, "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4",
         "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_STEP_ID": "0"}  # fmt: skip
 
@@ -52,11 +53,13 @@ def test_a_process_of_lightnings_own_launcher_is_told_that_the_trainer_knows_bet
         ({}, "MASTER_ADDR and MASTER_PORT are not"),
         ({"MASTER_PORT": "29500"}, "MASTER_ADDR is not"),
         ({"MASTER_ADDR": "localhost"}, "MASTER_PORT is not"),
+        ({"MASTER_ADDR": "", "MASTER_PORT": "29500"}, "MASTER_ADDR is not"),
     ],
 )
 def test_ranks_without_an_address_are_told_what_to_set(given: dict[str, str], missing: str) -> None:
-    finding = one({"RANK": "1", "WORLD_SIZE": "2", **given})
-    assert finding.title == f"RANK=1 and WORLD_SIZE=2 are set, {missing}"
+    for by_hand in ({"RANK": "1", "WORLD_SIZE": "2"}, POD):
+        finding = one({**by_hand, **given})
+        assert finding.title == f"RANK=1 and WORLD_SIZE=2 are set, {missing}"
 
 
 def test_a_batch_script_without_srun_is_told_to_use_it() -> None:
@@ -97,6 +100,8 @@ def test_a_restart_over_torchruns_shared_store_is_warned_of_until_the_variable_i
 def test_launchers_that_are_not_heeded_are_named() -> None:
     assert outranked({**SRUN, **TORCHRUN}) == ["srun"]
     assert outranked(SRUN) == []
+    assert outranked(POD) == []
+    assert outranked({**SRUN, **POD}) == ["srun"]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +110,7 @@ def test_launchers_that_are_not_heeded_are_named() -> None:
         (TORCHRUN, (2, 1)),
         ({**TORCHRUN, "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (4, 2)),
         (SRUN, (4, 1)),
+        (POD, (1, 2)),
         ({**SRUN, "SLURM_STEP_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "2"}, (2, 2)),
         ({}, None),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import socket
@@ -80,6 +81,21 @@ def test_a_port_is_probed_as_rank_0_and_as_the_others_would_use_it(listener: int
     assert probe_port("http", None).state == "not tried"
 
 
+@pytest.mark.parametrize(
+    ("number", "state"),
+    [(errno.EACCES, "not allowed"), (errno.EADDRINUSE, "taken"), (errno.EMFILE, "not tried")],
+)
+def test_a_port_is_taken_only_where_the_system_says_so(
+    number: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> socket.socket:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    found = probe_port("29500", None)
+    assert (found.state, found.error) == (state, os.strerror(number))
+
+
 def test_the_port_of_a_job_is_probed_unless_torchrun_holds_it(listener: int) -> None:
     environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     environ["MASTER_PORT"] = str(listener)
@@ -115,6 +131,21 @@ def test_a_folder_that_others_can_enter_is_told(
     assert look({}).folder == ""
     (tmp_path / f"torch-collectives-{os.getuid()}").chmod(0o777)
     assert "only this user can enter" in look({}).folder
+
+
+def test_settings_are_told_as_an_exchange_refuses_them(tmp_path: Path) -> None:
+    right = {
+        "COLLECTIVES_STALL": "",
+        "COLLECTIVES_SIGNALS": "OFF",
+        "COLLECTIVES_FLIGHT_RECORD": str(tmp_path),
+    }
+    assert look(right).settings == ()
+    wrong = {
+        "COLLECTIVES_STALL": "soon",
+        "COLLECTIVES_SIGNALS": "SIGTRM",
+        "COLLECTIVES_FLIGHT_RECORD": "/dev/null",
+    }
+    assert [text.partition(":")[0] for text in look(wrong).settings] == list(wrong)
 
 
 def test_the_links_of_gpus_are_counted_from_the_matrix_of_the_driver() -> None:

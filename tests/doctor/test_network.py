@@ -23,6 +23,8 @@ def test_an_address_that_does_not_resolve_is_a_problem() -> None:
 def test_a_loopback_address_is_a_problem_only_where_there_are_several_hosts() -> None:
     assert found(TORCHRUN, **MET) == []
     assert "is 127.0.0.1, but the job has several hosts" in one(TWO_HOSTS, **MET).title
+    both = {**MET, "master": Lookup("node7", ("10.0.0.1", "127.0.1.1"))}
+    assert "is 127.0.1.1, but the job has several hosts" in one(TWO_HOSTS, **both).title
 
 
 def test_rank_0_on_another_host_than_the_address_says_is_a_problem() -> None:

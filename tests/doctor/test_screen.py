@@ -43,6 +43,15 @@ def test_problems_come_before_warnings_and_an_error_that_comes_of_one_is_left_ou
     assert without_echoes([WARNING, cause], [echo, other]) == [cause, other, WARNING]
 
 
+def test_variables_that_decide_how_and_where_ranks_meet_are_shown() -> None:
+    environ = {"PET_NNODES": "2", "TMPDIR": "/scratch", "COLLECTIVES_STALL": "2", "HOME": "/root"}
+    shown = sections(with_environ(environ))[-1]
+    assert (shown.title, [name for name, _ in shown.rows]) == (
+        "Variables",
+        ["COLLECTIVES_STALL", "PET_NNODES", "TMPDIR"],
+    )
+
+
 def test_a_finding_says_what_is_wrong_what_to_do_and_where_it_was_reported() -> None:
     assert plain(findings_lines([PROBLEM], 80)).splitlines() == [
         "PROBLEM  MASTER_PORT=29500 is in use",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,29 @@ def test_the_slower_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     test, told, _ = run()
     assert (test.trial.error, test.trial.small) == ("", 0.9)
     assert told[0] == "starting Python and torch"
+
+
+def test_where_the_second_rank_cannot_be_started_the_first_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(rank: int, *_: object) -> subprocess.Popen[str]:
+        if rank == 1:
+            raise BlockingIOError("fork: Resource temporarily unavailable")
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", "import time; time.sleep(60)"],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[0]
+
+    monkeypatch.setattr(selftest, "_start", start)
+    with pytest.raises(BlockingIOError):
+        run()
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_the_first_error_is_told_and_the_other_rank_is_not_waited_for(

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from collectives.doctor.checks import host
+from collectives.doctor.findings import without_echoes
+from collectives.doctor.logs import explain
 from collectives.doctor.snapshot import Torch
+from collectives.errors import ArgumentError
 from collectives.requirements import what_is_missing
+from collectives.settings import SETTINGS, check_settings
 from tests.support.snapshots import MET, TORCHRUN, found, one
 
 ROOT = Path(__file__).parents[2]
@@ -114,28 +117,24 @@ def test_a_folder_in_which_ranks_cannot_meet_is_a_problem() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "title"),
-    [
-        ("COLLECTIVES_STAL", "1", "COLLECTIVES_STAL is no variable of this library"),
-        ("COLLECTIVES_STALL", "soon", "COLLECTIVES_STALL='soon' is no number of seconds"),
-        ("COLLECTIVES_STALL", "0", "COLLECTIVES_STALL='0' is no number of seconds"),
-        ("COLLECTIVES_SIGNALS", "SIGINT SIGTRM", "COLLECTIVES_SIGNALS: SIGTRM is no signal"),
-    ],
-)
-def test_variables_of_this_library_that_would_be_ignored_are_warned_of(
-    variable: str, value: str, title: str
-) -> None:
-    assert title in one({variable: value}).title
+def test_a_name_that_is_almost_one_of_this_library_is_warned_of_with_the_right_ones() -> None:
+    finding = one({"COLLECTIVES_STAL": "1", "COLLECTIVES_STALL": "1"})
+    assert (finding.severity, finding.title) == (
+        "warning",
+        "COLLECTIVES_STAL is no variable of this library",
+    )
+    assert "COLLECTIVES_SIGNALS, COLLECTIVES_STALL" in finding.remedy
 
 
-def test_variables_of_this_library_that_are_right_are_not() -> None:
-    right = {
-        "COLLECTIVES_STALL": "0.5",
-        "COLLECTIVES_SIGNALS": "off",
-        "COLLECTIVES_FLIGHT_RECORD": "x",
-    }
-    assert found(right) == []
+def test_a_setting_that_every_exchange_refuses_is_a_problem_and_its_error_an_echo() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        check_settings({"COLLECTIVES_STALL": "soon"})
+    finding = one(settings=(str(caught.value),))
+    assert (finding.severity, finding.remedy) == ("problem", "correct it or leave it out")
+    assert finding.title.startswith("COLLECTIVES_STALL: expected a number of seconds above 0")
+    assert finding.title.endswith("got 'soon'")
+    echo = explain("the ranks cannot exchange", f"ArgumentError: {caught.value}")
+    assert without_echoes([finding], [echo]) == [finding]
 
 
 def test_every_variable_that_the_sources_read_is_known() -> None:
@@ -143,7 +142,7 @@ def test_every_variable_that_the_sources_read_is_known() -> None:
     read = {
         name for path in sources for name in re.findall(r"COLLECTIVES_[A-Z_]+\b", path.read_text())
     }
-    assert read - {"COLLECTIVES_"} == host._OURS
+    assert read - {"COLLECTIVES_"} == SETTINGS.keys()
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,6 @@ SOME_SIZES = (pytest.param(1, marks=slow), 2, pytest.param(3, marks=slow))
 BACKENDS = (pytest.param("eager", marks=slow), "aot_eager", pytest.param("inductor", marks=slow))
 
 
-@pytest.fixture
-def ranks(rank_pool: object) -> World:
-    return World("gloo", rank_pool)  # type: ignore[arg-type]
-
-
 def both(
     function: Callable[..., object], exchange: Exchange, backend: str, *inputs: Tensor
 ) -> None:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import pickle
-import subprocess
-import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +19,19 @@ from torch.utils.checkpoint import checkpoint
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Adapter, Exchange, Graph, Mesh, Ring
 from collectives.errors import ArgumentError, ContextError
-from tests.support.compiling import compiled, graphs, leaf, number_of_exchanges, outcome
+from tests.support.compiling import (
+    compiled,
+    graphs,
+    leaf,
+    number_of_exchanges,
+    outcome,
+    run_apart,
+)
 from tests.support.worlds import World
 
 cell = pytest.mark.cell("torch.compile, fullgraph", "raw")
 exported = pytest.mark.cell("torch.export, make_fx", "raw")
 slow = pytest.mark.matrix
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def exchange() -> Iterator[Exchange]:
-    """One rank, in pytest's own process."""
-    yield Exchange(Ring, RawDDPAdapter())
-    torch.compiler.reset()
-
-
-@pytest.fixture
-def ranks(rank_pool: object) -> World:
-    return World("gloo", rank_pool)  # type: ignore[arg-type]
 
 
 class Module(nn.Module):
@@ -286,13 +276,6 @@ print(function(torch.ones(8)).sum().item(), exchange.stats()["exchanges"])
 @slow
 def test_a_cached_graph_of_another_process_is_not_taken_for_this_one(tmp_path: Path) -> None:
     def printed(axis: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", CACHED, axis],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=True,
-        ).stdout.strip()
+        return run_apart(tmp_path, CACHED, axis).stdout.strip()
 
     assert [printed("y"), printed("x"), printed("y")] == ["16.0 1", "0.0 1", "16.0 1"]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.launching import environment
+
 LIMIT = 150  # seconds; each takes 4 to 12 on an idle machine
 
 # What a rank does instead of, or before, being the doctor.
@@ -34,18 +35,11 @@ def doctor(
     """Run the doctor, under torchrun where ``ranks`` is given; return how it ended, and when."""
     script = folder / "doctor.py"
     script.write_text(SCRIPT)
-    known = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD", "MASTER_"))}
-    known |= {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "COLUMNS": "80",
-        "TMPDIR": str(folder),
-    }
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks else []
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, *launcher, str(script), "doctor", *arguments],
-        env={**known, "GLOO_SOCKET_IFNAME": "lo", **(environ or {})},
+        env=environment(folder, {"COLUMNS": "80", **(environ or {})}),
         cwd=folder,
         capture_output=True,
         text=True,

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.netlab.hosts import INTERFACE, Hosts, HostsError
+from tests.netlab.hosts import INTERFACE, Hosts
+from tests.support.launching import environment
 
-ROOT = Path(__file__).parents[2]
 LIMIT = 150.0  # seconds; 10 to 20 on an idle machine
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "SLURM_", "GLOO_")
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    with ExitStack() as stack:
-        try:
-            made = stack.enter_context(Hosts(2))
-        except HostsError as error:
-            pytest.skip(f"no network namespaces here: {error}")
-        yield made
 
 
 def doctor(hosts: Hosts, folder: Path, **environ: str) -> tuple[list[int], list[str]]:
     """Start torchrun with the doctor on both hosts; return how they ended and what they said."""
-    known = {n: v for n, v in os.environ.items() if not n.startswith(LAUNCHERS)}
-    known |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), **environ}
-    known |= {"COLUMNS": "100"}
+    known = environment(folder, {"COLUMNS": "100"})
+    del known["GLOO_SOCKET_IFNAME"]  # what gloo takes by itself is looked at
+    known |= environ
     logs = [folder / f"host-{host}.log" for host in range(2)]
     with ExitStack() as stack:
         stack.callback(hosts.close)  # ends whatever still runs there, before it is waited for

@@ -12,6 +12,7 @@ import torch
 
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Ring
+from tests.support.cells import runtimes
 from tests.support.launching import ROOT, environment, run_all
 
 FEATURE = "torchrun --max-restarts: a rank is killed, all go on"
@@ -35,13 +36,7 @@ def test_the_example_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "runtime",
-    [
-        pytest.param("lightning", marks=pytest.mark.cell(FEATURE, "lightning")),
-        pytest.param("fabric", marks=pytest.mark.cell(FEATURE, "fabric")),
-    ],
-)
+@runtimes(FEATURE, "lightning", "fabric")
 def test_where_somebody_else_makes_the_group_torch_must_not_share_its_store(
     runtime: str, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 from lightning.fabric import Fabric
 
 from tests.support import attached
+from tests.support.cells import runtimes
 from tests.support.launching import ROOT, check_ring, environment, run_all
 from tests.support.saved import SavedModule, quiet_trainer
 
@@ -99,13 +100,7 @@ def test_a_loop_that_exchanges_trains_as_one_process_would(mode: str, tmp_path: 
 @pytest.mark.matrix
 @needs("deepspeed")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "runtime",
-    [
-        pytest.param("lightning", marks=pytest.mark.cell(DEEPSPEED, "lightning")),
-        pytest.param("fabric", marks=pytest.mark.cell(DEEPSPEED, "fabric")),
-    ],
-)
+@runtimes(DEEPSPEED, "lightning", "fabric")
 def test_lightnings_deepspeed_strategy_refuses_the_cpu(
     runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,11 +102,10 @@ def forward_mode(exchange: Exchange) -> Tensor:
 
 @SHOWN
 @EVERY_SIZE
-def test_jvp_and_jacfwd_are_those_of_all_ranks_together(rank_pool: object, size: int) -> None:
-    # Forward-mode levels are one per process: ranks that are threads would share them.
-    world = World("gloo", rank_pool)  # type: ignore[arg-type]
+def test_jvp_and_jacfwd_are_those_of_all_ranks_together(ranks: World, size: int) -> None:
+    # Forward-mode levels are one per process.
     expected = tangents_of_all(mixed_of_all, of_all(size, 3))
-    check(world(with_exchange, size, forward_mode), expected)
+    check(ranks(with_exchange, size, forward_mode), expected)
 
 
 def second_derivatives(exchange: Exchange) -> Tensor:
@@ -116,10 +115,9 @@ def second_derivatives(exchange: Exchange) -> Tensor:
 
 @SHOWN
 @EVERY_SIZE
-def test_hessian_is_that_of_all_ranks_together(rank_pool: object, size: int) -> None:
-    world = World("gloo", rank_pool)  # type: ignore[arg-type]
+def test_hessian_is_that_of_all_ranks_together(ranks: World, size: int) -> None:
     expected = tangents_of_all(gradient_of_all, of_all(size, 3))
-    check(world(with_exchange, size, second_derivatives), expected)
+    check(ranks(with_exchange, size, second_derivatives), expected)
 
 
 def batched(exchange: Exchange) -> Tensor:

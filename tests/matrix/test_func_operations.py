@@ -63,14 +63,14 @@ def of_other_sizes(adapter: Adapter) -> str:
 
 
 @SHOWN
-def test_batches_of_different_sizes_are_a_mismatch_that_names_both(rank_pool: object) -> None:
+def test_batches_of_different_sizes_are_a_mismatch_that_names_both(ranks: World) -> None:
     def program(adapter: Adapter) -> None:
         exchange = Exchange(Ring, adapter)
         vmap(exchange.shift)(of(exchange.rank, 3 + exchange.rank, 2))
 
     with pytest.raises(ExchangeMismatch, match=r"float64\[3, 2\].*float64\[4, 2\]"):
         simulate(2, program)
-    for text in World("gloo", rank_pool)(of_other_sizes, 2):  # type: ignore[arg-type]
+    for text in ranks(of_other_sizes, 2):
         assert "float64[3, 2]" in text
         assert "float64[4, 2]" in text
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tests.support.cells import runtimes
 from tests.support.launching import (
     check_ring,
     environment,
@@ -85,35 +87,18 @@ def test_torchrun_starts_scripts_with_and_without_a_group_of_their_own(tmp_path:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param("lightning", marks=pytest.mark.cell("torchrun", "lightning")),
-        pytest.param("fabric", marks=pytest.mark.cell("torchrun", "fabric")),
-    ],
-)
+@runtimes("torchrun", "lightning", "fabric")
 def test_torchrun_starts_the_processes_of_a_trainer_and_of_a_fabric(
-    mode: str, tmp_path: Path
+    runtime: str, tmp_path: Path
 ) -> None:
-    launch(tmp_path, mode, *TORCHRUN, "--nproc-per-node=2")
+    launch(tmp_path, runtime, *TORCHRUN, "--nproc-per-node=2")
     check_ring(tmp_path)
 
 
-@pytest.mark.cell("started by the script itself", "raw")
-def test_spawn_of_torch_multiprocessing_without_an_address(tmp_path: Path) -> None:
-    launch(tmp_path, "spawned")
-    check_ring(tmp_path)
-
-
-@pytest.mark.cell("started by the script itself", "fabric")
-def test_fabrics_own_launcher(tmp_path: Path) -> None:
-    launch(tmp_path, "fabric")
-    check_ring(tmp_path)
-
-
-@pytest.mark.cell("started by the script itself", "lightning")
-def test_the_trainers_own_launcher(tmp_path: Path) -> None:
-    launch(tmp_path, "lightning")
+@runtimes("started by the script itself")
+def test_a_script_starts_its_own_ranks_without_an_address(runtime: str, tmp_path: Path) -> None:
+    """By the Trainer, by Fabric's launcher, or by spawn of torch.multiprocessing."""
+    launch(tmp_path, "spawned" if runtime == "raw" else runtime)
     check_ring(tmp_path)
 
 
@@ -124,29 +109,16 @@ def test_ddp_spawn_with_an_exchange_made_in_init(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param("raw", marks=pytest.mark.cell("SLURM", "raw")),
-        pytest.param("lightning", marks=pytest.mark.cell("SLURM", "lightning")),
-        pytest.param("fabric", marks=pytest.mark.cell("SLURM", "fabric")),
-    ],
-)
-def test_the_variables_of_srun_are_enough(mode: str, tmp_path: Path) -> None:
-    launch_each(tmp_path, mode, [slurm(rank) for rank in range(2)])
+@runtimes("SLURM")
+def test_the_variables_of_srun_are_enough(runtime: str, tmp_path: Path) -> None:
+    launch_each(tmp_path, runtime, [slurm(rank) for rank in range(2)])
     check_ring(tmp_path)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param("raw", marks=pytest.mark.cell("Kubeflow", "raw")),
-        pytest.param("lightning_kubeflow", marks=pytest.mark.cell("Kubeflow", "lightning")),
-        pytest.param("fabric_kubeflow", marks=pytest.mark.cell("Kubeflow", "fabric")),
-    ],
-)
-def test_pods_of_kubeflow_are_hosts_of_one_process(mode: str, port: int, tmp_path: Path) -> None:
+@runtimes("Kubeflow")
+def test_pods_of_kubeflow_are_hosts_of_one_process(runtime: str, port: int, tmp_path: Path) -> None:
+    mode = "raw" if runtime == "raw" else f"{runtime}_kubeflow"
     launch_each(tmp_path, mode, [pod(rank, port) for rank in range(2)])
     check_ring(tmp_path, per_host=1)
 
@@ -163,9 +135,8 @@ def test_torchrun_takes_its_arguments_from_kubeflows_variables(tmp_path: Path) -
 @pytest.mark.cell("mpirun", "raw")
 @pytest.mark.parametrize("variables", [open_mpi, hydra], ids=["Open MPI", "MPICH"])
 def test_the_variables_of_mpirun_are_enough_for_a_plain_script(
-    variables: object, tmp_path: Path
+    variables: Callable[[int], dict[str, str]], tmp_path: Path
 ) -> None:
-    assert callable(variables)
     launch_each(tmp_path, "raw", [variables(rank) for rank in range(2)])
     check_ring(tmp_path)
 
@@ -182,15 +153,9 @@ def test_a_real_mpirun_starts_a_plain_script(tmp_path: Path) -> None:
     find_spec("mpi4py") is None,
     reason="Lightning asks mpi4py for the ranks; it is in the extra [mpi]",
 )
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param("lightning", marks=pytest.mark.cell("mpirun", "lightning")),
-        pytest.param("fabric", marks=pytest.mark.cell("mpirun", "fabric")),
-    ],
-)
+@runtimes("mpirun", "lightning", "fabric")
 def test_a_real_mpirun_starts_the_processes_of_a_trainer_and_of_a_fabric(
-    mode: str, tmp_path: Path
+    runtime: str, tmp_path: Path
 ) -> None:
-    mpirun(tmp_path, mode)
+    mpirun(tmp_path, runtime)
     check_ring(tmp_path)

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.netlab.hosts import INTERFACE, Hosts, HostsError
+from tests.netlab.hosts import INTERFACE, Hosts
+from tests.support.cells import runtimes
 from tests.support.launching import check_ring, environment, python, run_all
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    try:
-        made = Hosts(2)
-    except HostsError as error:
-        pytest.skip(f"no network namespaces here: {error}")
-    with made:
-        yield made
 
 
 def on_both(hosts: Hosts, command: list[str], *options: str) -> list[list[str]]:
@@ -61,17 +51,11 @@ def test_ranks_of_two_hosts_exchange_rightly(hosts: Hosts, tmp_path: Path) -> No
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param("lightning", marks=pytest.mark.cell("torchrun on two hosts", "lightning")),
-        pytest.param("fabric", marks=pytest.mark.cell("torchrun on two hosts", "fabric")),
-    ],
-)
+@runtimes("torchrun on two hosts", "lightning", "fabric")
 def test_a_trainer_and_a_fabric_reach_over_two_hosts(
-    mode: str, hosts: Hosts, tmp_path: Path
+    runtime: str, hosts: Hosts, tmp_path: Path
 ) -> None:
-    start(tmp_path, on_both(hosts, python(mode, tmp_path), *static(hosts)))
+    start(tmp_path, on_both(hosts, python(runtime, tmp_path), *static(hosts)))
     check_ring(tmp_path, size=4)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +14,9 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from collectives import Exchange
+from tests.support.launching import environment
 
-__all__ = ["compiled", "graphs", "leaf", "number_of_exchanges", "outcome"]
+__all__ = ["compiled", "graphs", "leaf", "number_of_exchanges", "outcome", "run_apart"]
 
 Function = Callable[..., Any]
 
@@ -49,3 +53,20 @@ def number_of_exchanges(exchange: Exchange, expected: int) -> Iterator[None]:
     before = exchange.stats()["exchanges"]
     yield
     assert exchange.stats()["exchanges"] - before == expected
+
+
+def run_apart(
+    folder: Path, program: str, *arguments: str, status: int = 0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, with inductor's cache in that folder."""
+    variables["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment(folder, variables),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return done

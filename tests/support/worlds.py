@@ -15,7 +15,7 @@ from collectives import Adapter
 from collectives.testing import Simulation
 from collectives.testing.pool import RankPool
 
-__all__ = ["SIZES", "World", "world"]
+__all__ = ["SIZES", "World", "ranks", "world"]
 
 SIZES = (1, 2, 3, 5)
 T = TypeVar("T")
@@ -46,6 +46,12 @@ def _over_group(program: Callable[..., T], *args: object) -> T:
 
     adapter: Adapter = RawDDPAdapter()
     return program(adapter, *args)
+
+
+@pytest.fixture
+def ranks(rank_pool: RankPool) -> World:
+    """Real ranks only: the simulator's are threads, which share what torch has once a process."""
+    return World("gloo", rank_pool)
 
 
 @pytest.fixture(params=["simulator", "batches", "gloo"])

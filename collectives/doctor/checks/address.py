@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 
-from ...launcher import find_launch
+from ...launcher import find_launch, has_agent_store
 from ..findings import Finding
 from ..snapshot import Snapshot
 from .network import several_hosts
@@ -34,11 +33,10 @@ def address_of_everybodys_own(found: Snapshot) -> Iterator[Finding]:
     master = found.master
     if master is None or not several_hosts(found.environ):
         return
-    if any(ipaddress.ip_address(text.partition("%")[0]).is_loopback for text in master.addresses):
+    if master.loopback:
         yield Finding(
             "problem",
-            f"{_ADDRESS.format(master.name)} is {master.addresses[0]}, but the job has several"
-            " hosts",
+            f"{_ADDRESS.format(master.name)} is {master.loopback}, but the job has several hosts",
             "set it to an address of rank 0's host that the other hosts can reach",
             "On every other host this is that host itself.",
             ("pytorch/pytorch#105782",),
@@ -48,12 +46,11 @@ def address_of_everybodys_own(found: Snapshot) -> Iterator[Finding]:
 def address_of_another_host(found: Snapshot) -> Iterator[Finding]:
     """This is rank 0, and ``MASTER_ADDR`` is none of its addresses."""
     launch, master = find_launch(found.environ), found.master
-    mine = {address for one in found.interfaces for address in one.addresses}
-    if launch is None or launch.rank != 0 or master is None or not master.addresses or not mine:
+    if launch is None or launch.rank != 0 or has_agent_store(found.environ):
         return
-    loopback = any(ipaddress.ip_address(a.partition("%")[0]).is_loopback for a in master.addresses)
-    agent = found.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not agent and not loopback and mine.isdisjoint(master.addresses):
+    if master is None or not master.addresses or master.loopback or not found.addresses:
+        return
+    if found.addresses.isdisjoint(master.addresses):
         yield Finding(
             "problem",
             f"rank 0 is here, but {_ADDRESS.format(master.name)} is {master.addresses[0]}, which no"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 from ...launcher import find_launch
+from ...settings import SETTINGS
 from ..findings import Finding
 from ..snapshot import Snapshot
 
@@ -14,12 +14,6 @@ __all__ = ["CHECKS"]
 _LEAST_SHARED = 2**30  # bytes
 _LEAST_FILES = 1024
 _LEAST_LOCKED = 2**26
-_OURS = {
-    "COLLECTIVES_FLIGHT_RECORD",
-    "COLLECTIVES_SAME_HOST",
-    "COLLECTIVES_SIGNALS",
-    "COLLECTIVES_STALL",
-}
 
 
 def little_shared_memory(found: Snapshot) -> Iterator[Finding]:
@@ -95,29 +89,26 @@ def unusable_folder(found: Snapshot) -> Iterator[Finding]:
 
 
 def unknown_variables(found: Snapshot) -> Iterator[Finding]:
-    """A variable of this library with a wrong name or value, which nobody else complains of."""
-    environ = found.environ
-    for name in sorted(environ):
-        if name.startswith("COLLECTIVES_") and name not in _OURS:
+    """A variable of this library with a wrong name, which nobody else complains of."""
+    for name in sorted(found.environ):
+        if name.startswith("COLLECTIVES_") and name not in SETTINGS:
             yield Finding(
                 "warning",
                 f"{name} is no variable of this library",
-                f"correct the name: there are {', '.join(sorted(_OURS))}",
+                f"correct the name: there are {', '.join(sorted(SETTINGS))}",
             )
-    stall = environ.get("COLLECTIVES_STALL", "1")
-    if not _is_seconds(stall):
+
+
+def refused_settings(found: Snapshot) -> Iterator[Finding]:
+    """A variable of this library says nothing sensible: no Exchange can be bound."""
+    for error in found.settings:
+        title, _, remedy = error.rpartition("; ")
         yield Finding(
-            "warning",
-            f"COLLECTIVES_STALL={stall!r} is no number of seconds above 0, and is ignored",
-            "set it to a number such as 0.5, or leave it out",
-        )
-    names = environ.get("COLLECTIVES_SIGNALS", "").replace(",", " ").split()
-    strange = [n for n in names if n not in signal.Signals.__members__ and n.lower() != "off"]
-    if strange:
-        yield Finding(
-            "warning",
-            f"COLLECTIVES_SIGNALS: {', '.join(strange)} is no signal, and is ignored",
-            "use names such as SIGINT SIGTERM",
+            "problem",
+            title,
+            remedy,
+            "The first exchange of every rank that has it so raises an ArgumentError.",
+            topic="setting",
         )
 
 
@@ -128,11 +119,5 @@ CHECKS = (
     fewer_devices_than_processes,
     unusable_folder,
     unknown_variables,
+    refused_settings,
 )
-
-
-def _is_seconds(text: str) -> bool:
-    try:
-        return 0 < float(text) < float("inf")
-    except ValueError:
-        return False

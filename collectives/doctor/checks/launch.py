@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ...launcher import find_launch, unfinished_launch, variables_of
+from ...launcher import (
+    find_launch,
+    has_agent_store,
+    may_restart,
+    unfinished_launch,
+    variables_of,
+)
 from ..findings import Finding
 from ..snapshot import Snapshot
 
@@ -35,11 +41,17 @@ def half_a_launch(found: Snapshot) -> Iterator[Finding]:
 
 
 def no_address(found: Snapshot) -> Iterator[Finding]:
-    """Rank and size are set by hand, and nobody says where rank 0 is."""
+    """Rank and size are set by hand, perhaps in a pod, and nobody says where rank 0 is."""
     launch = find_launch(found.environ)
-    if launch is None or launch.launcher != "torchrun" or launch.size == 1:
+    if launch is None or launch.launcher not in ("torchrun", "Kubeflow") or launch.size == 1:
         return
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in found.environ]
+    # An empty address is what `export MASTER_ADDR=$(...)` leaves where the command failed; an empty
+    # port is a number that is none, and named as such.
+    there = {
+        "MASTER_ADDR": bool(found.environ.get("MASTER_ADDR")),
+        "MASTER_PORT": "MASTER_PORT" in found.environ,
+    }
+    missing = [name for name, is_there in there.items() if not is_there]
     if missing:
         yield Finding(
             "problem",
@@ -113,8 +125,8 @@ def restart_that_reads_stale_addresses(found: Snapshot) -> Iterator[Finding]:
     """Torchrun's store outlives an attempt, and gloo reads the addresses of the one before."""
     environ = found.environ
     if (
-        _number(environ, "TORCHELASTIC_MAX_RESTARTS") > 0
-        and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        may_restart(environ)
+        and has_agent_store(environ)
         and environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
     ):
         yield Finding(
@@ -158,8 +170,12 @@ def tasks_per_node(environ: Mapping[str, str]) -> tuple[int, int] | None:
     launch = find_launch(environ)
     if launch is None:
         return None
-    local = _number(environ, "LOCAL_WORLD_SIZE") or _number(environ, "SLURM_NTASKS_PER_NODE")
-    local = launch.size if launch.one_host else local
+    if launch.one_host:
+        local = launch.size
+    elif launch.launcher == "Kubeflow":  # a pod is a node, of one process
+        local = 1
+    else:
+        local = _number(environ, "LOCAL_WORLD_SIZE") or _number(environ, "SLURM_NTASKS_PER_NODE")
     return (local, launch.size // local) if local and launch.size % local == 0 else None
 
 

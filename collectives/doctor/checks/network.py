@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping
 
 from ...launcher import find_launch
@@ -34,12 +33,12 @@ def gloo_choice(found: Snapshot) -> Choice:
         of = [one for one in found.interfaces if one.name in chosen.split(",")]
         said = ", ".join(f"{one.name} {' '.join(one.addresses[:1])}".strip() for one in of)
         return said or f"no interface {chosen!r}", "GLOO_SOCKET_IFNAME"
-    usable = [a for a in found.name.addresses if _owner(found, a) is not None or not _mine(found)]
+    unknown = not found.addresses
+    usable = [a for a in found.name.addresses if unknown or _owner(found, a) is not None]
     if usable:
         owner = _owner(found, usable[0])
-        return f"{owner.name} {usable[0]}" if owner else usable[
-            0
-        ], "what the host's name resolves to"
+        chosen = f"{owner.name} {usable[0]}" if owner else usable[0]
+        return chosen, "what the host's name resolves to"
     return "lo 127.0.0.1", "the host's name resolves to no address of this host"
 
 
@@ -49,7 +48,7 @@ def interface_that_is_none(found: Snapshot) -> Iterator[Finding]:
     by_name = {one.name: one for one in found.interfaces}
     for name in filter(None, names.split(",") if by_name else ()):
         one = by_name.get(name)
-        if one is not None and one.up and (one.addresses or not _mine(found)):
+        if one is not None and one.up and (one.addresses or not found.addresses):
             continue
         wrong = "names no interface of this host" if one is None else "has no address, or is down"
         if name.startswith(("^", "=")) or "." in name:
@@ -86,12 +85,11 @@ def name_without_a_usable_address(found: Snapshot) -> Iterator[Finding]:
     if found.environ.get("GLOO_SOCKET_IFNAME") or not several_hosts(found.environ):
         return
     name = found.name
-    loopback = [a for a in name.addresses if ipaddress.ip_address(a.partition("%")[0]).is_loopback]
-    strange = bool(_mine(found)) and not any(_owner(found, a) for a in name.addresses)
+    strange = bool(found.addresses) and not any(_owner(found, a) for a in name.addresses)
     if not name.addresses:
         what = f"does not resolve ({name.error})"
-    elif loopback:
-        what = f"resolves to {loopback[0]}"
+    elif name.loopback:
+        what = f"resolves to {name.loopback}"
     elif strange:
         what = f"resolves to {name.addresses[0]}, which no interface of this host has"
     else:
@@ -180,10 +178,6 @@ CHECKS = (
     slow_resolver,
     encrypted_transport,
 )
-
-
-def _mine(found: Snapshot) -> set[str]:
-    return {address for one in found.interfaces for address in one.addresses}
 
 
 def _owner(found: Snapshot, address: str) -> Interface | None:
