@@ -118,7 +118,7 @@ class Flats:
 
     @property
     def contents(self) -> str:
-        """What must be alike on all ranks: dtypes and shapes, in order; the first two for people."""
+        """What must be alike on all ranks: dtypes and shapes, in order, with numbers for people."""
         shapes = [(str(d), [tuple(x.shape) for x in g]) for d, g in self._groups.items()]
         tensors, elements = sum(map(len, self._groups.values())), sum(r.numel() for r in self.rows)
         digest = zlib.crc32(repr(shapes).encode())
