@@ -52,13 +52,17 @@ class Engine:
         self.rank, self.size = transport.rank, transport.size
         self.counters: defaultdict[str, Counters] = defaultdict(Counters)  # by operation
         self._announce = transport.announce
-        self.reconnect()
+        self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
+        self._flush: Callable[[], None] | None = None
         self.agree: Callable[[Flight], None] | None = None
 
-    def reconnect(self) -> None:
-        """Take note that the transport goes another way from now on."""
-        transport = self.transport
-        self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
+    def reconnect(self, flush: Callable[[], None]) -> None:
+        """Take note that the transport goes another way from now on.
+
+        Args:
+            flush: Called when all messages of an exchange have been posted.
+        """
+        self._send, self._recv, self._flush = self.transport.send, self.transport.recv, flush
 
     def start(self, flight: Flight, inputs: Sequence[Tensor]) -> Flight:
         """Post all messages of a flight.
@@ -95,6 +99,8 @@ class Engine:
                 works: list[Work] = []
                 flight.works = works  # what was posted, should a later message not be
                 self._post(flight, self._send, self._recv, works)
+                if self._flush is not None:
+                    self._flush()
             else:
                 flight.works = self._batch(self._in_batch(flight))
         except BaseException as error:

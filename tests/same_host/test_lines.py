@@ -61,40 +61,52 @@ def test_a_message_of_any_size_arrives_whichever_end_comes_first(
         else:
             receiving = other.recv([got], 0, 5)
             sending = one.send([sent], 1, 5)
-        sending.wait(LONG)
         receiving.wait(LONG)
+        sending.wait(LONG)
         assert torch.equal(got, sent)
 
 
-def test_what_was_sent_may_be_overwritten_once_its_send_is_over(
-    pair: tuple[SameHost, SameHost],
+@pytest.mark.parametrize("nbytes", [0, 4, SLOT + 1])
+def test_a_send_is_over_when_the_receiver_has_asked_for_it_and_not_before(
+    nbytes: int, pair: tuple[SameHost, SameHost]
 ) -> None:
+    """Or a rank whose message nobody wants would learn of it one exchange later, or never."""
     one, other = pair
-    for nbytes in (4, SLOT + 1):
-        sent = numbers(nbytes)
-        expected, got = sent.clone(), torch.empty_like(sent)
-        one.send([sent], 1, 5).wait(LONG)
-        sent.zero_()
-        other.recv([got], 0, 5).wait(LONG)
-        assert torch.equal(got, expected)
+    sent = numbers(nbytes)
+    expected, got = sent.clone(), torch.empty_like(sent)
+    sending = one.send([sent], 1, 5)
+    with pytest.raises(TimeoutError, match="Timed out waiting for rank 1"):
+        sending.wait(SOON)
+    other.recv([torch.empty_like(sent)], 0, 6)  # another one
+    other.flush()
+    with pytest.raises(TimeoutError):
+        sending.wait(SOON)
+    receiving = other.recv([got], 0, 5)
+    other.flush()
+    sending.wait(LONG)  # though the receiver has not read it
+    sent.zero_()
+    receiving.wait(LONG)
+    assert torch.equal(got, expected)
 
 
 def test_messages_match_by_tag_and_within_a_tag_by_order(pair: tuple[SameHost, SameHost]) -> None:
     one, other = pair
-    sizes = [8, SHORT + 8, 0, 2 * SLOT]
+    works, sizes = [], [8, SHORT + 8, 0, 2 * SLOT]
     sent = {
         (tag, size): [numbers(size, 100 * tag + k) for k in range(3)]
         for tag in (1, 2, 3)
         for size in sizes
     }
     for (tag, size), tensors in sent.items():
-        for tensor in tensors:
-            one.send([tensor], 1, 10 * tag + sizes.index(size)).wait(LONG)
+        number = 10 * tag + sizes.index(size)
+        works += [one.send([tensor], 1, number) for tensor in tensors]
     for (tag, size), tensors in reversed(sent.items()):
         for tensor in tensors:
             got = torch.empty_like(tensor)
             other.recv([got], 0, 10 * tag + sizes.index(size)).wait(LONG)
             assert torch.equal(got, tensor)
+    for work in works:
+        work.wait(LONG)
 
 
 def test_a_receive_that_is_posted_in_the_middle_of_a_message_gets_all_of_it(
@@ -103,6 +115,8 @@ def test_a_receive_that_is_posted_in_the_middle_of_a_message_gets_all_of_it(
     one, other = pair
     long, small = numbers(ROOM + 3 * SLOT), numbers(4)
     other.recv([torch.empty(4, dtype=torch.uint8)], 0, 2)
+    with pytest.raises(TimeoutError, match="Timed out waiting for rank 0"):
+        other.recv([torch.empty(4, dtype=torch.uint8)], 0, 3).wait(SOON)
     sending = one.send([long], 1, 1)
     late = one.send([small], 1, 2)
     with pytest.raises(TimeoutError, match="Timed out waiting for rank 1"):
@@ -145,11 +159,11 @@ def test_two_ranks_that_send_more_than_there_is_room_for_do_not_wait_for_each_ot
     assert torch.equal(got[1], sent[0])
 
 
-def test_a_sender_that_runs_ahead_of_its_receiver_waits_when_the_socket_is_full(
+def test_more_messages_than_the_socket_holds_arrive_in_order(
     pair: tuple[SameHost, SameHost],
 ) -> None:
     one, other = pair
-    sent = [numbers(seed % 5 * 1000, seed) for seed in range(5_000)]
+    sent = [numbers(seed % 5 * 1000, seed) for seed in range(3_000)]
     works = [one.send([tensor], 1, 3) for tensor in sent]
     with pytest.raises(TimeoutError, match="Timed out waiting for rank 1"):
         works[-1].wait(SOON)
@@ -248,7 +262,7 @@ def test_what_goes_to_a_third_rank_moves_on_while_two_wait_for_each_other() -> N
 
     def answer() -> None:
         receiving.wait(LONG)
-        two.send([numbers(4)], 0, 2)
+        two.send([numbers(4)], 0, 2).wait(LONG)
 
     together(answer, on=lambda: waiting.wait(LONG))
     sending.wait(LONG)
@@ -261,8 +275,10 @@ def test_nothing_is_left_open() -> None:
     before = len(list(files.iterdir()))
     one, other = hosts(2)
     got = numbers(4)
-    one.send([got], 1, 1)
+    sending = one.send([got], 1, 1)
     other.recv([got], 0, 1).wait(LONG)
+    sending.wait(LONG)
     assert len(list(files.iterdir())) > before
+    del sending
     del one, other
     assert len(list(files.iterdir())) == before  # by reference counts alone

@@ -1,9 +1,10 @@
 """What goes through a socket: a head, and after it the payload where that is short.
 
-A head is 16 bytes: the slot where (a part of) the payload lies, or :data:`INLINE`; the tag; and the
-bytes of the whole message. A message of more than a slot has a head for each part, in order and
-with no other message in between. In the other direction go the numbers of slots that are free
-again, a byte each.
+A head is 16 bytes: where the payload lies, the tag, and the bytes of the whole message. It lies in
+a slot of shared memory, in the socket right behind the head (:data:`INLINE`), or there is none: the
+head says that a receive of that tag has been posted (:data:`POSTED`). A message of more than a slot
+has a head for each part, in order and with no other message in between. In the other direction of
+the socket go the numbers of slots that have been read, a byte each.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import ctypes
 import struct
 
-__all__ = ["HEAD", "INLINE", "SHORT", "memory_of"]
+__all__ = ["HEAD", "INLINE", "POSTED", "SHORT", "memory_of"]
 
 HEAD = struct.Struct("<iIQ")
-INLINE = -1
+INLINE, POSTED = -1, -2
 
 SHORT = 32 * 1024
 """Bytes up to which a payload goes through the socket itself."""

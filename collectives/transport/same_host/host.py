@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import select
@@ -49,11 +50,9 @@ class SameHost:
             for peer, address in enumerate(addresses)
             if peer != rank and same_host(address, addresses[rank])
         }
-        self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
         self._broken = False
         self._lines = [door.listener]
-        # Also where nobody closes it; not at exit, when others must first hear why it ends.
         weakref.finalize(self, _close, self._lines).atexit = False
         _open.add(self)
 
@@ -68,7 +67,8 @@ class SameHost:
         Raises:
             ConnectionError: The peer has ended.
         """
-        return (self._outboxes.get(peer) or self._outbox(peer)).send(tensors[0], tag, self._leave)
+        outbox = (self._inboxes.get(peer) or self._reach(peer)).outbox
+        return outbox.send(Parcel(tensors[0], tag, outbox, self._wait))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
         """Receive into a tensor: what :class:`~collectives.transport.Transport` says.
@@ -76,18 +76,21 @@ class SameHost:
         Raises:
             ConnectionError: The peer has ended.
         """
-        inbox = self._inboxes.get(peer)
-        if inbox is None:
-            inbox = self._inboxes[peer] = Inbox(peer)
-            self._outbox(peer)  # so that its end is noticed, should it never have sent anything
+        inbox = self._inboxes.get(peer) or self._reach(peer)
         receive = Receive(tensors[0], inbox, self._receive)
         inbox.post(receive, tag)
         return receive
 
+    def flush(self) -> None:
+        """Tell the peers what was posted, should this rank not wait for it at once."""
+        for inbox in self._inboxes.values():
+            if inbox.outbox.posted:
+                inbox.outbox.push()
+
     def lost(self, peer: int) -> bool:
         """Whether the peer is known to have ended; from any thread."""
-        outbox = self._outboxes.get(peer)
-        return outbox is not None and _hung_up(outbox.line)
+        inbox = self._inboxes.get(peer)
+        return inbox is not None and _hung_up(inbox.outbox.line)
 
     def break_off(self) -> None:
         """Make every wait, here and of the peers, fail at once; from any thread."""
@@ -96,28 +99,26 @@ class SameHost:
             with suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
 
-    def forget(self) -> None:
-        """Close what a forked child has inherited: the ways stay open for the parent."""
+    def close(self) -> None:
+        """Close all ways, of this process."""
         _close(self._lines)
 
-    def _outbox(self, peer: int) -> Outbox:
-        """Return the way to a rank, made if there is none yet."""
-        outbox = self._outboxes.get(peer)
-        if outbox is None:
-            try:
-                line, arena = Door.visit(self._addresses[peer], self._rank, self._run)
-            except ConnectionError as error:
-                raise ConnectionError(f"Connection closed by peer (rank {peer})") from error
-            except OSError as error:
-                raise OSError(
-                    f"no way to rank {peer} of this host ({error}); COLLECTIVES_SAME_HOST=off on"
-                    " all ranks sends everything over gloo"
-                ) from error
-            self._lines.append(line)
-            outbox = self._outboxes[peer] = Outbox(peer, line, arena)
-            if self._broken:
-                self.break_off()
-        return outbox
+    def _reach(self, peer: int) -> Inbox:
+        """Open the way to a rank; return the way from it, which that rank may have to open yet."""
+        try:
+            line, arena = Door.visit(self._addresses[peer], self._rank, self._run)
+        except ConnectionError as error:
+            raise ConnectionError(f"Connection closed by peer (rank {peer})") from error
+        except OSError as error:
+            raise OSError(
+                f"no way to rank {peer} of this host ({error}); COLLECTIVES_SAME_HOST=off on"
+                " all ranks sends everything over gloo"
+            ) from error
+        self._lines.append(line)
+        inbox = self._inboxes[peer] = Inbox(peer, Outbox(peer, line, arena))
+        if self._broken:
+            self.break_off()
+        return inbox
 
     def _receive(self, receive: Receive, timeout: timedelta) -> None:
         """Return when a message has come."""
@@ -126,43 +127,39 @@ class SameHost:
             for _ in range(_LOOKS):
                 if inbox.read() and receive.done:
                     return
-        self._wait(receive, inbox.peer, timeout)
+        self._wait(receive, timeout)
 
-    def _leave(self, parcel: Parcel, timeout: timedelta) -> None:
-        """Return when a message has left."""
-        self._wait(parcel, parcel.outbox.peer, timeout)
-
-    def _wait(self, work: Receive | Parcel, peer: int, timeout: timedelta) -> None:
+    def _wait(self, work: Receive | Parcel, timeout: timedelta) -> None:
+        """Return when a message has been moved."""
         end = time.monotonic() + timeout.total_seconds()
+        inbox = self._inboxes[work.peer]
         while True:
-            for outbox in self._outboxes.values():
-                outbox.push()
+            for way in self._inboxes.values():
+                way.outbox.push()
             if work.done:
                 return
-            if self._is_lost(work):
-                raise ConnectionError(f"Connection closed by peer (rank {peer})")
+            if self._is_lost(inbox):
+                raise ConnectionError(f"Connection closed by peer (rank {work.peer})")
             left = end - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"Timed out waiting for rank {peer}")
-            self._sleep(work, left)
+                raise TimeoutError(f"Timed out waiting for rank {work.peer}")
+            self._sleep(inbox, left)
             self._admit()
-            for box in self._inboxes.values():
-                while box.awaited and box.read():
+            for way in self._inboxes.values():
+                while way.awaited and way.read():
                     pass
 
-    def _sleep(self, work: Receive | Parcel, seconds: float) -> None:
+    def _sleep(self, inbox: Inbox, seconds: float) -> None:
         """Return when something may have happened, or after so many seconds."""
         poll = select.poll()
         poll.register(self._door.listener, select.POLLIN)
-        for inbox in self._inboxes.values():
-            if inbox.line is not None and inbox.awaited:
-                poll.register(inbox.line, select.POLLIN)
-        for outbox in self._outboxes.values():
-            if outbox.awaits:
-                poll.register(outbox.line, outbox.awaits)
-        if isinstance(work, Receive) and work.inbox.line is None:
-            outbox = self._outboxes[work.inbox.peer]
-            poll.register(outbox.line, outbox.awaits)  # whose end is noticed in any case
+        for way in self._inboxes.values():
+            if way.line is not None and way.awaited:
+                poll.register(way.line, select.POLLIN)
+            if way.outbox.awaits:
+                poll.register(way.outbox.line, way.outbox.awaits)
+        if inbox.line is None:
+            poll.register(inbox.outbox.line, inbox.outbox.awaits)  # its end is always noticed
         poll.poll(math.ceil(1000 * min(seconds, _LONGEST)))
 
     def _admit(self) -> None:
@@ -170,16 +167,14 @@ class SameHost:
         while (visitor := self._door.admit(self._run)) is not None:
             peer, line, arena = visitor
             self._lines.append(line)
-            self._inboxes.setdefault(peer, Inbox(peer)).connect(line, arena)
+            with suppress(ConnectionError):  # it has ended already: what it sent is read later
+                (self._inboxes.get(peer) or self._reach(peer)).connect(line, arena)
             if self._broken:
                 self.break_off()
 
-    def _is_lost(self, work: Receive | Parcel) -> bool:
-        """Whether the peer of a message has ended, so that it will not be moved."""
-        if isinstance(work, Parcel):
-            return work.outbox.lost
-        inbox = work.inbox
-        if inbox.line is None and _hung_up(self._outboxes[inbox.peer].line):
+    def _is_lost(self, inbox: Inbox) -> bool:
+        """Whether a peer has ended, so that what has not been moved will not be."""
+        if inbox.line is None and _hung_up(inbox.outbox.line):
             self._admit()  # it may have sent, and ended
             return inbox.line is None
         return inbox.lost
@@ -199,10 +194,12 @@ def _close(lines: list[socket.socket]) -> None:
         line.close()
 
 
-def _forget_parent() -> None:
+def _close_all() -> None:
     for host in list(_open):
-        host.forget()
+        host.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+    os.register_at_fork(after_in_child=_close_all)  # the ways stay open for the parent
+# From here, before there is a watchdog: so it runs after that one has said good-bye.
+atexit.register(_close_all)

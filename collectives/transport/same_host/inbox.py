@@ -8,12 +8,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .arena import SLOT, Arena, address_of
-from .frame import HEAD, INLINE, SHORT, memory_of
+from .frame import HEAD, INLINE, POSTED, SHORT, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+
+    from .outbox import Outbox
 
 __all__ = ["Inbox", "Receive"]
 
@@ -38,8 +40,15 @@ class Receive:
         self.tensor, self.inbox, self._wait = tensor, inbox, wait
         self.address, self.size, self.done = tensor.data_ptr(), tensor.nbytes, False
 
+    @property
+    def peer(self) -> int:
+        """From whom it comes."""
+        return self.inbox.peer
+
     def wait(self, timeout: timedelta) -> None:
         """Return when it is there; see :class:`~collectives.transport.Work`."""
+        if self.inbox.outbox.posted:  # it may have come before it was asked for
+            self.inbox.outbox.push()
         if not self.done:
             self._wait(self, timeout)
 
@@ -66,10 +75,11 @@ class Inbox:
 
     Args:
         peer: Its rank in the group.
+        outbox: The way to it.
     """
 
-    def __init__(self, peer: int) -> None:
-        self.peer = peer
+    def __init__(self, peer: int, outbox: Outbox) -> None:
+        self.peer, self.outbox = peer, outbox
         self.line: socket.socket | None = None  # the sender has not connected yet
         self.lost = False  # the sender has ended, and all that it sent has been read
         self._arena: Arena | None = None
@@ -88,11 +98,13 @@ class Inbox:
 
     @property
     def awaited(self) -> bool:
-        """Whether this rank has asked for a message that has not come, or not all of it."""
-        return not self.lost and bool(self._posted or self._short or self._long)
+        """Whether something must come before this rank can move on."""
+        unread = self._posted or self._short or self._long
+        return not self.lost and bool(unread or self.outbox.unmet)
 
     def post(self, receive: Receive, tag: int) -> None:
         """Ask for the next message of a tag."""
+        self.outbox.tell(tag)
         early = self._early.get(tag)
         if early is None:
             self._posted.setdefault(tag, []).append(receive)
@@ -138,6 +150,8 @@ class Inbox:
             start += HEAD.size
             if slot == INLINE:
                 start += self._begin(tag, size, start)
+            elif slot == POSTED:
+                self.outbox.meet(tag)
             else:
                 self._part(tag, size, slot)
         self._filled = filled - start

@@ -10,39 +10,27 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .arena import SLOT, SLOTS, Arena
-from .frame import HEAD, INLINE, SHORT, memory_of
+from .frame import HEAD, INLINE, POSTED, SHORT, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from .. import Work
-
 __all__ = ["Outbox", "Parcel"]
 
 
-class _Sent:
-    """A message that needs nothing more of its sender."""
-
-    def wait(self, timeout: timedelta) -> None:
-        """Return at once."""
-
-
-_SENT = _Sent()
-
-
 class Parcel:
-    """A message of which a part has not left yet.
+    """A message to another rank.
 
     Args:
-        tensor: Whose memory it is; held until it has left.
+        tensor: Whose memory it is.
         tag: Of the message.
         outbox: Through which it leaves.
-        wait: Returns when it has left.
+        wait: Returns when it is done.
     """
 
-    __slots__ = ("_wait", "done", "left", "outbox", "size", "tag", "tensor")
+    __slots__ = ("_wait", "framed", "gone", "met", "outbox", "size", "tag", "tensor")
 
     def __init__(
         self,
@@ -52,12 +40,23 @@ class Parcel:
         wait: Callable[[Parcel, timedelta], None],
     ) -> None:
         self.tensor, self.tag, self.outbox, self._wait = tensor, tag, outbox, wait
-        self.size, self.done = tensor.nbytes, False
-        self.left = -1  # bytes that have been framed; an empty message has a frame as well
+        self.size = tensor.nbytes
+        self.framed = -1  # bytes that were; an empty message has a frame as well
+        self.gone = self.met = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it has left, and the receiver has asked for it."""
+        return self.gone and self.met
+
+    @property
+    def peer(self) -> int:
+        """To whom it goes."""
+        return self.outbox.peer
 
     def wait(self, timeout: timedelta) -> None:
-        """Return when all of it has left; see :class:`~collectives.transport.Work`."""
-        if not self.done:
+        """Return when it is done; see :class:`~collectives.transport.Work`."""
+        if not (self.gone and self.met):
             self._wait(self, timeout)
 
 
@@ -75,46 +74,71 @@ class Outbox:
         self.lost = False  # the receiver has ended
         # The one that came back last is taken first: it still is in the cache.
         self._free = bytearray(reversed(range(SLOTS)))
-        self._parcels: deque[Parcel] = deque()
+        self._parcels: deque[Parcel] = deque()  # that have not left
+        self._unmet: dict[int, list[Parcel]] = {}  # that nobody has asked for
+        self._asked: dict[int, int] = {}  # receives there for which nothing was sent, by tag
         self._frame = memoryview(b"")  # of which the socket has not taken all
+        self.posted = b""  # heads that the receiver has not been told
 
-    def send(
-        self, tensor: torch.Tensor, tag: int, wait: Callable[[Parcel, timedelta], None]
-    ) -> Work:
-        """Send a contiguous tensor, or queue what finds no room.
-
-        Args:
-            tensor: Stays untouched until it has left.
-            tag: Of the message.
-            wait: Returns when a parcel has left.
+    def send(self, parcel: Parcel) -> Parcel:
+        """Send a message, or queue what finds no room.
 
         Raises:
             ConnectionError: The receiver has ended.
         """
-        size = tensor.nbytes
-        if size <= SHORT and not self._parcels:
-            head = HEAD.pack(INLINE, tag, size)
-            payload = (ctypes.c_char * size).from_address(tensor.data_ptr() or 1)
-            try:
-                sent = self.line.sendmsg((head, payload), (), socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                sent = 0
-            if sent == HEAD.size + size:
-                return _SENT
-            self._frame = memoryview(b"".join((head, payload)))[sent:]
-            parcel = Parcel(tensor, tag, self, wait)
-            parcel.left = size
+        tag, size = parcel.tag, parcel.size
+        if self._asked and tag in self._asked:
+            self._take_ask(tag)
+            parcel.met = True
+        else:
+            self._unmet.setdefault(tag, []).append(parcel)
+        if size > SHORT or self._parcels or self._frame:
             self._parcels.append(parcel)
+            self.push()
             return parcel
-        parcel = Parcel(tensor, tag, self, wait)
+        head = self.posted + HEAD.pack(INLINE, tag, size)
+        payload = (ctypes.c_char * size).from_address(parcel.tensor.data_ptr() or 1)
+        self.posted = b""
+        try:
+            sent = self.line.sendmsg((head, payload), (), socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(head) + size:
+            parcel.gone = True
+            return parcel
+        self._frame = memoryview(b"".join((head, payload)))[sent:]
+        parcel.framed = size
         self._parcels.append(parcel)
-        self.push()
-        return _SENT if parcel.done else parcel
+        return parcel
+
+    def tell(self, tag: int) -> None:
+        """Note that a receive was posted; the receiver is told with the next message, or push."""
+        self.posted += HEAD.pack(POSTED, tag, 0)
+
+    def meet(self, tag: int) -> None:
+        """Take note that the receiver has posted a receive."""
+        unmet = self._unmet.get(tag)
+        if unmet is None:
+            self._asked[tag] = self._asked.get(tag, 0) + 1
+            return
+        unmet.pop(0).met = True
+        if not unmet:
+            del self._unmet[tag]
+
+    def _take_ask(self, tag: int) -> None:
+        self._asked[tag] -= 1
+        if not self._asked[tag]:
+            del self._asked[tag]
+
+    @property
+    def unmet(self) -> bool:
+        """Whether something was sent that the receiver has not asked for."""
+        return bool(self._unmet)
 
     @property
     def awaits(self) -> int:
         """What this rank must hear of the socket before it can move on; 0 where nothing is left."""
-        if self.lost or not self._parcels:
+        if self.lost or not (self._parcels or self._frame or self.posted):
             return 0
         return select.POLLOUT if self._frame else select.POLLIN
 
@@ -126,12 +150,14 @@ class Outbox:
             self.lost = True
 
     def _push(self) -> None:
-        while self._parcels and self._flush():
-            parcel = self._parcels[0]
-            if parcel.left == parcel.size:
-                parcel.done = True
+        while self._flush():
+            parcel = self._parcels[0] if self._parcels else None
+            if parcel is not None and parcel.framed == parcel.size:
+                parcel.gone = True
                 self._parcels.popleft()
-            elif not self._load(parcel):
+            elif self.posted:  # before the next part: whoever waits for it may have slots of ours
+                self._frame, self.posted = memoryview(self.posted), b""
+            elif parcel is None or not self._load(parcel):
                 return
 
     def _flush(self) -> bool:
@@ -146,7 +172,7 @@ class Outbox:
 
     def _load(self, parcel: Parcel) -> bool:
         """Begin the next frame of a message; False if there is no slot for it."""
-        begun = max(parcel.left, 0)
+        begun = max(parcel.framed, 0)
         address, size = parcel.tensor.data_ptr() + begun, min(parcel.size - begun, SLOT)
         if parcel.size <= SHORT:
             head = HEAD.pack(INLINE, parcel.tag, size)
@@ -158,7 +184,7 @@ class Outbox:
             slot = self._free.pop()
             ctypes.memmove(self._arena.address(slot), address, size)
             self._frame = memoryview(HEAD.pack(slot, parcel.tag, parcel.size))
-        parcel.left = begun + size
+        parcel.framed = begun + size
         return True
 
     def _collect(self) -> None:
