@@ -118,18 +118,20 @@ def attach(
         given_up.set()  # Ctrl-C comes here, and not to the thread that greets
         if door is not None and state.same_host is None:
             door.close()
-    reference, near = weakref.ref(group), state.same_host
+    reference = weakref.ref(group)
+    # Weakly: a guard may still be saying good-bye when the group has long been gone.
+    ways = [] if state.same_host is None else [weakref.ref(state.same_host)]
 
     def interrupt() -> None:
         found = reference()
-        if near is not None:
+        for near in filter(None, (way() for way in ways)):
             near.break_off()
         if found is not None:
             break_connections(found, device)
 
     def lost(peer: int) -> bool:
         found = reference()
-        if near is not None and near.lost(peer):
+        if any(near.lost(peer) for near in filter(None, (way() for way in ways))):
             return True
         return found is not None and connection_lost(found, device, peer)
 
