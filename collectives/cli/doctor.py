@@ -185,7 +185,7 @@ def _report_job(found: Snapshot, job: Job, *, as_json: bool) -> int:
     good = f"All is well: {size} ranks {'exchange the right values' if tried else 'have met'}"
     lines = [*_head(found.host), summary(findings, good), ()]
     lines += findings_lines(findings, width, size)
-    lines += ranks_lines(reports, job.missing, width)
+    lines += ranks_lines(reports, job.missing, width, met=not job.trouble)
     for section in facts:
         named = section._replace(title=f"{section.title} (rank 0)")
         lines += section_lines(named, width)
