@@ -26,8 +26,17 @@ test: .venv ## Run the tests (ARGS="-k ring" runs some of them)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[matrix]'
 	touch $@
 
-matrix: .venv .venv/matrix ## Run every cell of the README's runtime matrix, slow ones too (ARGS="-k elastic": some of them)
-	$(BIN)/python -m pytest tests/matrix -m "matrix or not matrix" $(ARGS)
+# MPI apart: Lightning asks mpi4py for ranks, which starts MPI in every process that has a Trainer.
+# All else is that of .venv, found through a .pth file.
+PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
+.venv-mpi/installed: .venv/installed
+	$(PYTHON) -m venv --without-pip .venv-mpi
+	$(BIN)/python -c '$(PURELIB)' > "$$(.venv-mpi/bin/python -c '$(PURELIB)')/dependencies.pth"
+	$(BIN)/python -m pip --python .venv-mpi/bin/python install -c constraints.txt -e '.[mpi]'
+	touch $@
+
+matrix: .venv .venv/matrix .venv-mpi/installed ## Run every cell of the README's runtime matrix, slow ones too (ARGS="-k elastic": some of them)
+	MPI_BIN=$(CURDIR)/.venv-mpi/bin $(BIN)/python -m pytest tests/matrix -m "matrix or not matrix" $(ARGS)
 
 faults: .venv ## Play every fault that is looked after, and print what came of it (ARGS=SIGKILL: some of them)
 	$(BIN)/python -m tests.faults $(ARGS)

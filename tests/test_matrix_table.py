@@ -18,7 +18,8 @@ from collectives.testing.pool import RankPool
 ROOT = Path(__file__).parents[1]
 RUNTIMES = ("lightning", "fabric", "raw")
 ABSENT = "\N{EN DASH}"  # the runtime has no such feature, so no test either
-CELL = re.compile(rf"yes|no: \S.*|{ABSENT}")
+REFUSED = re.compile(r'no: [^"]+, "([^"]+)"')  # who refuses, and the error that a user gets
+CELL = re.compile(rf"yes|{REFUSED.pattern}|{ABSENT}")
 
 Cell = tuple[str, str]
 
@@ -92,3 +93,10 @@ def test_a_cell_says_yes_or_who_refuses_and_a_feature_has_one_row() -> None:
     assert [row for row in table if len(row) != 1 + len(RUNTIMES)] == []
     assert [row for row in table if set(row[1:]) == {ABSENT}] == []
     assert [f for f, count in Counter(row[0] for row in table).items() if count > 1] == []
+
+
+def test_the_error_that_a_cell_quotes_is_what_a_test_expects() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests/matrix").glob("test_*.py"))
+    refused = [match[1] for _, *cells in rows() for c in cells if (match := REFUSED.fullmatch(c))]
+    assert len(refused) > 10
+    assert [quote for quote in refused if f'"{quote}"' not in tests] == []

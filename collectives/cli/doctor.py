@@ -109,7 +109,10 @@ def _report(
     if as_json:
         return _print_json(findings, facts, trial=None if test is None else asdict(test.trial))
     width = screen_width()
-    good = "All is well" + ("" if test is None else f": two ranks exchange {speed(test.trial)}")
+    if test is None:
+        good = "No problem found; no ranks were started"
+    else:
+        good = f"All is well: two ranks exchange {speed(test.trial)}"
     lines = [*_head(found.host), summary(findings, good), (), *findings_lines(findings, width)]
     lines += [line for section in facts for line in section_lines(section, width)]
     show(lines)
@@ -185,7 +188,7 @@ def _report_job(found: Snapshot, job: Job, *, as_json: bool) -> int:
     good = f"All is well: {size} ranks {'exchange the right values' if tried else 'have met'}"
     lines = [*_head(found.host), summary(findings, good), ()]
     lines += findings_lines(findings, width, size)
-    lines += ranks_lines(reports, job.missing, width)
+    lines += ranks_lines(reports, job.missing, width, met=not job.trouble)
     for section in facts:
         named = section._replace(title=f"{section.title} (rank 0)")
         lines += section_lines(named, width)

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m collectives", description="Neighbour exchange for PyTorch."
     )
-    commands = parser.add_subparsers(metavar="command", required=True)
+    commands = parser.add_subparsers(dest="command", title="commands", required=True)
     flight_record.define(
         commands.add_parser(
             "flight-record",

@@ -51,6 +51,8 @@ def look(environ: Mapping[str, str]) -> Snapshot:
         gpus=gpus,
         links=links,
         cores=_cores(),
+        host_cores=os.cpu_count() or 1,
+        load=_load(),
         interfaces=find_interfaces(),
         name=look_up(socket.gethostname()),
         master=look_up(address) if address else None,
@@ -136,6 +138,13 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _load() -> float:
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):  # Windows; a container that hides it
+        return 0.0
 
 
 def _shared_memory() -> tuple[int, int] | None:

@@ -83,10 +83,17 @@ def section_lines(section: Section, width: int) -> Iterator[Line]:
 
 
 def ranks_lines(
-    reports: Sequence[RankReport], missing: Sequence[int], width: int
+    reports: Sequence[RankReport], missing: Sequence[int], width: int, *, met: bool = True
 ) -> Iterator[Line]:
-    """Yield the one table of all ranks: who they are, and how their exchange went."""
-    rows = [_rank_row(report) for report in reports]
+    """Yield the one table of all ranks: who they are, and how their exchange went.
+
+    Args:
+        reports: Of the ranks that told something.
+        missing: The others.
+        width: Of the terminal, in columns.
+        met: The ranks could meet; else none of them came to exchange.
+    """
+    rows = [_rank_row(report, "did not end" if met else "did not meet") for report in reports]
     rows += [(str(rank), "?", "", "", "did not report", "", "") for rank in missing]
     rows.sort(key=lambda row: int(row[0]))
     head = ("rank", "host", "device", "gloo uses", "exchange", "4 B", "1 MiB")
@@ -113,11 +120,11 @@ def _rank_line(cells: list[str], row: Sequence[str], keep: list[int], *, head: b
     return tuple(part for span in spans for part in (span, Span("  ")))[:-1]
 
 
-def _rank_row(report: RankReport) -> tuple[str, ...]:
+def _rank_row(report: RankReport, without_trial: str) -> tuple[str, ...]:
     facts, trial = report.facts, report.trial
     device = " ".join(filter(None, (facts.get("device", ""), facts.get("device name", ""))))
     if trial is None:
-        ended = ("did not end", "", "")
+        ended = (without_trial, "", "")
     elif trial.error:
         ended = ("failed", "", "")
     elif not trial.small:

@@ -112,6 +112,8 @@ class Snapshot:
         gpus: Names of the GPUs that the driver has.
         links: How pairs of GPUs are connected, ``{"NV18": 28}``.
         cores: That this process may use.
+        host_cores: That the host has.
+        load: Processes of the host that ran or could have run, over the last minute.
         interfaces: In the order of the system.
         name: The host's own name, looked up.
         master: ``MASTER_ADDR``, looked up; ``None`` where it is not set.
@@ -134,6 +136,8 @@ class Snapshot:
     gpus: tuple[str, ...] = ()
     links: Mapping[str, int] = field(default_factory=dict)
     cores: int = 8
+    host_cores: int = 8
+    load: float = 0.0
     interfaces: tuple[Interface, ...] = ()
     name: Lookup = Lookup("here", ("10.0.0.1",))
     master: Lookup | None = None

@@ -118,13 +118,16 @@ def _software(found: Snapshot) -> list[tuple[str, str]]:
         ("torch", f"{torch.version}{built}, with {', '.join(torch.backends) or 'no backend'}"),
         ("torch-collectives", ours),
         ("python", f"{found.python}, {found.platform}"),
-        *([("beside them", ", ".join(others))] if others else []),
+        *([("also installed", ", ".join(others))] if others else []),
     ]
 
 
 def _devices(found: Snapshot) -> list[tuple[str, str]]:
     torch = found.torch
     rows = [("processor", f"{found.cores} core{'s' if found.cores != 1 else ''} for this process")]
+    if found.load >= found.host_cores + 1:
+        wanted = f"{found.load:.0f} processes want to run on {found.host_cores}"
+        rows.append(("host is busy", f"{wanted}: all that is timed here takes longer"))
     if torch.devices:
         rows.append((torch.accelerator, _counted(torch.devices)))
     elif found.gpus:
@@ -146,7 +149,7 @@ def _launch(found: Snapshot) -> list[tuple[str, str]]:
     environ = found.environ
     launch = find_launch(environ)
     if launch is None:
-        rows = [("process", "alone: no launcher says a rank (exchanges are local copies)")]
+        rows = [("process", "alone: no launcher set a rank (exchanges are local copies)")]
         return [*rows, *_meeting(found)] if found.master or found.port else rows
     local = "" if launch.local_rank is None else f", local rank {launch.local_rank}"
     said = [f"{n}={environ[n]}" for n in variables_of(launch.launcher) if n in environ]
@@ -196,9 +199,9 @@ def _network(found: Snapshot) -> list[tuple[str, str]]:
 
 def _looked_up(name: Lookup) -> str:
     if not name.addresses:
-        return f"{name.name} does not resolve: {name.error} ({duration(name.seconds)})"
-    back = f", which is {name.back} ({duration(name.back_seconds)})" if name.back else ""
-    return f"{name.name} is {name.addresses[0]} ({duration(name.seconds)}){back}"
+        return f"{name.name} does not resolve: {name.error} (in {duration(name.seconds)})"
+    back = f", and that to {name.back} in {duration(name.back_seconds)}" if name.back else ""
+    return f"{name.name} resolves to {name.addresses[0]} in {duration(name.seconds)}{back}"
 
 
 def _host(found: Snapshot) -> list[tuple[str, str]]:

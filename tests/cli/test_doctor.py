@@ -48,6 +48,13 @@ def test_two_real_ranks_of_this_host_are_timed_and_the_screen_has_all_parts(
     assert printed.err.splitlines()[-1] == "doctor: exchanging"
 
 
+def test_where_no_ranks_were_started_not_all_is_called_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["doctor", "--no-self-test"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "No problem found; no ranks were started"
+
+
 def test_a_problem_comes_first_and_is_the_exit_status(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

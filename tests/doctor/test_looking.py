@@ -35,6 +35,8 @@ def test_a_snapshot_of_this_process_has_what_torch_and_the_system_say() -> None:
     assert found.torch.version == torch.__version__
     assert "gloo" in found.torch.backends
     assert found.host == socket.gethostname()
+    assert 1 <= found.cores <= found.host_cores
+    assert found.load >= 0
     assert found.environ == {"RANK": "1"}
     assert found.adapters == ""
     assert found.packages["torch"] == torch.__version__

@@ -118,6 +118,20 @@ def test_all_ranks_are_in_one_table_with_those_that_did_not_report() -> None:
     ]
 
 
+def test_ranks_that_could_not_meet_came_to_no_exchange() -> None:
+    lone = RankReport(0, {**rank_facts(HEALTHY), "host": "gpu07"}, (), None)
+    table = plain(ranks_lines([lone], [], 80, met=False))
+    assert table.splitlines()[2] == "0     gpu07  cpu     eth0 10.0.0.1  did not meet"
+
+
+def test_a_busy_host_is_told_beside_what_is_timed_there() -> None:
+    def devices(load: float) -> dict[str, str]:
+        return dict(sections(with_environ({}, host_cores=4, load=load))[1].rows)
+
+    assert "host is busy" not in devices(4.9)
+    assert devices(11.6)["host is busy"].startswith("12 processes want to run on 4: ")
+
+
 def test_the_table_of_ranks_is_cut_to_a_narrow_terminal() -> None:
     facts = {**rank_facts(HEALTHY), "host": "gpu07.cluster.example.org"}
     lines = plain(ranks_lines([RankReport(0, facts, (), GOOD)], [], 60)).splitlines()

@@ -6,8 +6,11 @@ is spawned imports Lightning anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Iterable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from adapters.raw_ddp import RawDDPAdapter
+from tests.support.launching import environment, run_all
 from tests.support.nets import Moves, Net
 from tests.support.recipe import Recipe, Weights, assert_trained, reference, weights_of
 
@@ -100,10 +104,54 @@ def train_forked(rank: int, folder: Path) -> None:
         torch.save(train_with(adapter, Recipe(), 2), folder / f"{rank}.pt")
 
 
+def assert_forked_by_hand_trains(folder: Path) -> None:
+    start_processes(train_forked, (folder,), nprocs=2, start_method="fork")
+    for rank in range(2):
+        assert_trained(torch.load(folder / f"{rank}.pt"), reference(Recipe(), 2))
+
+
 @pytest.mark.cell(FORKED, "raw")
 @pytest.mark.matrix
 @pytest.mark.ranks(1, backend=None, fresh=True)
 def test_ranks_that_a_script_forks_train_as_one_process(tmp_path: Path) -> None:
-    start_processes(train_forked, (tmp_path,), nprocs=2, start_method="fork")
-    for rank in range(2):
-        assert_trained(torch.load(tmp_path / f"{rank}.pt"), reference(Recipe(), 2))
+    assert_forked_by_hand_trains(tmp_path)
+
+
+# As a reader runs them: the first again after the others, in the kernel that they have left.
+CELLS = (
+    "from pathlib import Path\nfrom tests.matrix.test_forked import *",
+    "assert_brings_weights_back(under_lightning, 'ddp_notebook')",
+    "assert_brings_weights_back(under_fabric, 'ddp_notebook')",
+    "assert_forked_by_hand_trains(Path.cwd())",
+    "assert_brings_weights_back(under_lightning, 'auto')  # Lightning sees that it is a notebook",
+)
+EXECUTE = [sys.executable, "-c", "from nbclient.cli import main; main()"]
+
+
+def notebook_of(cells: Iterable[str]) -> dict[str, object]:
+    new = {"cell_type": "code", "metadata": dict[str, str](), "execution_count": None}
+    return {
+        "cells": [
+            {**new, "id": f"cell-{number}", "source": cell, "outputs": []}
+            for number, cell in enumerate(cells)
+        ],
+        "metadata": {},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(
+    find_spec("nbclient") is None or find_spec("ipykernel") is None,
+    reason="there is no Jupyter kernel here; `make matrix` installs one",
+)
+@pytest.mark.cell(FORKED, "lightning")
+@pytest.mark.cell(FORKED, "fabric")
+@pytest.mark.cell(FORKED, "raw")
+def test_cells_of_a_notebook_start_ranks_from_a_real_kernel(tmp_path: Path) -> None:
+    (tmp_path / "training.ipynb").write_text(json.dumps(notebook_of(CELLS)))
+    command = [*EXECUTE, "--timeout=120", "--inplace", "training.ipynb"]
+    run_all(tmp_path, [command], [environment(tmp_path, {"HOME": str(tmp_path)})])
+    done = json.loads((tmp_path / "training.ipynb").read_text())["cells"]
+    assert [cell["execution_count"] for cell in done] == [1, 2, 3, 4, 5]

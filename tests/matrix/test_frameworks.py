@@ -112,5 +112,5 @@ def test_lightnings_deepspeed_strategy_refuses_the_cpu(
         else:
             quiet_trainer(1, "deepspeed").fit(SavedModule())
 
-    with pytest.raises(RuntimeError, match="DeepSpeed strategy is only supported on CUDA GPUs"):
+    with pytest.raises(RuntimeError, match="The DeepSpeed strategy is only supported on CUDA GPUs"):
         start()

@@ -23,6 +23,7 @@ from tests.support.recipe import Recipe, Weights, assert_trained, optimizers, re
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
+FSDP1 = "FSDP1 on the CPU (on GPUs never run)"
 REFUSALS = {
     "lightning": "The strategy `fsdp` requires a GPU accelerator",
     "fabric": "FSDP is only available on GPU",
@@ -93,14 +94,14 @@ def under_lightning(accelerator: str) -> Weights:
 UNDER = {"lightning": under_lightning, "fabric": under_fabric, "raw": under_raw}
 
 
-@runtimes("FSDP1")
+@runtimes(FSDP1)
 @pytest.mark.ranks(2)
 def test_without_a_gpu_the_runtime_itself_says_that_it_needs_one(runtime: str) -> None:
     with pytest.raises((ValueError, RuntimeError), match=REFUSALS[runtime]):
         UNDER[runtime]("cpu")
 
 
-@runtimes("FSDP1")
+@runtimes(FSDP1)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FSDP1 needs a GPU")
 @pytest.mark.ranks(1, backend="nccl")

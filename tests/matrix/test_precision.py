@@ -44,18 +44,19 @@ def test_weights_in_float16_train_as_one_process_with_such_weights(runtime: str)
     assert_same_precision(runtime, "16-true", 1e-3)
 
 
-@runtimes("16-mixed with a gradient scaler", "raw")
+@runtimes("16-mixed with a gradient scaler, on the CPU", "raw")
 @pytest.mark.ranks(2)
 def test_a_gradient_scaler_and_autocast_train_as_one_process_in_autocast(runtime: str) -> None:
     assert_same_precision(runtime, "16-mixed", 1e-3)
 
 
-@runtimes("16-mixed with a gradient scaler", "lightning", "fabric")
+@runtimes("16-mixed with a gradient scaler, on the CPU", "lightning", "fabric")
 @pytest.mark.ranks(2)
 def test_without_a_gpu_lightning_takes_bfloat16_in_place_of_float16(
     runtime: str, rank: int
 ) -> None:
-    said = pytest.warns(UserWarning, match="Using `precision='bf16-mixed'` instead")
+    text = "AMP with fp16 is not supported on CPU. Using `precision='bf16-mixed'` instead"
+    said = pytest.warns(UserWarning, match=text)
     with said if rank == 0 else nullcontext():
         found = train(runtime, Recipe(precision="16-mixed"), 2)
     assert_trained(found, train(runtime, Recipe(precision="bf16-mixed"), 2), rtol=0, atol=0)
