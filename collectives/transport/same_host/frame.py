@@ -17,7 +17,7 @@ __all__ = ["HEAD", "INLINE", "POSTED", "SHORT", "memory_of"]
 HEAD = struct.Struct("<iIQ")
 INLINE, POSTED = -1, -2
 
-SHORT = 32 * 1024
+SHORT = 64 * 1024
 """Bytes up to which a payload goes through the socket itself."""
 
 
