@@ -19,6 +19,7 @@ from ..pending import Pending
 from ..tracing import is_exporting, recording
 from ..trees import flatten, in_words
 from .live import identity_of, named
+from .saving import refuse_to_run_again
 from .script import Number, Script
 
 if TYPE_CHECKING:
@@ -154,6 +155,8 @@ def script_of(
     """
     script = Script.parse(base)
     _refuse_transforms(script)
+    if grad and _translator() is not None:
+        refuse_to_run_again(script)
     if timeout is not None:
         deadline_of(timeout)
     kinds = tuple(
