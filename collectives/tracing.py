@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import FunctionType
+from typing import TypeVar, cast
+
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-__all__ = ["is_exporting", "recorder", "recording", "tracing"]
+__all__ = ["is_exporting", "recorder", "recording", "tracing", "untraced"]
+
+
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def _never() -> bool:
@@ -16,6 +23,7 @@ def _never() -> bool:
 # torch < 2.7 does not say; what it exports then takes the chain for its own.
 is_exporting = getattr(torch.compiler, "is_exporting", _never)
 _modes = torch._C._len_torch_dispatch_stack
+_frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]  # no part of torch's stubs
 
 
 def tracing() -> bool:
@@ -38,3 +46,18 @@ def recorder() -> object:
     if mode is not None:
         return mode
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+
+
+def untraced(function: F) -> F:
+    """Keep Dynamo out of a function of ours, and out of all that it calls.
+
+    For what other code than a caller's enters: a loop that asks for the next block, autograd, the
+    garbage collector. Where the caller's graph has ended, Dynamo takes each frame that it meets for
+    code to compile. ``torch.compiler.disable`` would import Dynamo, and put a call around each.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it is called in a graph
+    if hasattr(_frames, "_FrameExecStrategy"):  # torch >= 2.7
+        skip = _frames._FrameAction.SKIP
+        strategy = _frames._FrameExecStrategy(skip, skip)
+        _frames.set_code_exec_strategy(cast("FunctionType", function).__code__, strategy)
+    return function

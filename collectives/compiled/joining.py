@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from ..tracing import untraced
+
 __all__ = ["join_op"]
 
 
@@ -31,6 +33,7 @@ def _begin(gradient: Tensor) -> Tensor:
     return torch.empty(0, device="cpu")
 
 
+@untraced
 def _adjoint(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor]:
     del ctx
     return gradient, begin_op(gradient)
