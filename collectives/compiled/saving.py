@@ -38,7 +38,10 @@ def _option() -> str:
     budget = getattr(traceback, "current_meta", {}).get("custom", {}).get(_REGION, budget)
     if budget < 1:
         return f"activation_memory_budget={budget}"
-    for name, usual in (("aggressive_recomputation", False), ("ban_recompute_not_in_allowlist", True)):
+    for name, usual in (
+        ("aggressive_recomputation", False),
+        ("ban_recompute_not_in_allowlist", True),
+    ):
         if getattr(config, name, usual) is not usual:
             return f"torch._functorch.config.{name}={not usual}"
     return ""
