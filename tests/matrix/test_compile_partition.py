@@ -1,4 +1,4 @@
-"""Compiled code runs each exchange where eager mode does: forward in forward, backward in backward."""
+"""Compiled code runs each exchange where eager mode does, in forward or in backward."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
 
@@ -110,7 +110,7 @@ def test_the_forward_graph_holds_no_backward_exchange_nor_the_other_way_round(
     def kept(name: str) -> Callable[[torch.fx.GraphModule, object], Callable[..., Any]]:
         def keep(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
             found[name].add(phases(graph))
-            return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
+            return make_boxed_func(graph.forward)
 
         return keep
 
@@ -150,11 +150,10 @@ def losses(adapter: Adapter, backend: str, mode: str) -> None:
             with number_of_exchanges(exchange, 4 if mode.startswith("two") else 2):
                 loss.backward()
             exchange.mark_step(0)
-            grads.append([z.grad for z in (x, y)])
+            grads.append([z.grad for z in (x, y) if z.grad is not None])
     for expected, found in zip(grads[:3], grads[3:], strict=True):
         for want, have in zip(expected, found, strict=True):
-            assert (want is None) == (have is None)
-            assert want is None or torch.equal(want, have)
+            torch.testing.assert_close(have, want, rtol=0, atol=0)
 
 
 @cell
