@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.eval_frame import dynamo_tls
+from torch._dynamo import eval_frame
 from torch.utils.checkpoint import checkpoint
 
 import collectives
@@ -135,7 +135,7 @@ def frames_of_ours() -> set[str]:
     """Return what Dynamo has taken for code to compile: "name file:line"."""
     return {
         frame
-        for frame in dynamo_tls.traced_frame_infos
+        for frame in eval_frame.dynamo_tls.traced_frame_infos
         if PACKAGE in Path(frame.partition(" ")[2].rpartition(":")[0]).parents
     }
 
@@ -143,7 +143,7 @@ def frames_of_ours() -> set[str]:
 def as_in_eager_mode(adapter: Adapter, backend: str, step: Step) -> list[str]:
     exchange = Exchange(Ring, adapter, timeout=20)
     torch.compiler.reset()
-    dynamo_tls.traced_frame_infos.clear()
+    eval_frame.dynamo_tls.traced_frame_infos.clear()
     function = torch.compile(step, backend=backend)
     for rows in (4, 5, 6):
         x, y = leaf(exchange.rank, rows, 2), leaf(exchange.rank, rows, 2)
@@ -153,7 +153,7 @@ def as_in_eager_mode(adapter: Adapter, backend: str, step: Step) -> list[str]:
         found.backward()
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-12)
-    assert dynamo_tls.traced_frame_infos
+    assert eval_frame.dynamo_tls.traced_frame_infos
     return [
         frame
         for frame in frames_of_ours()
@@ -182,7 +182,7 @@ def met_by_dynamo_first(adapter: Adapter) -> list[str]:
         return x + pending.wait()  # type: ignore[attr-defined,no-any-return]
 
     torch.compiler.reset()
-    dynamo_tls.traced_frame_infos.clear()
+    eval_frame.dynamo_tls.traced_frame_infos.clear()
     x = leaf(exchange.rank, 3)
     loss = exchange.join((exchange.shift(x) * x).sum())
     with torch.no_grad():
