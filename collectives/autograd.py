@@ -20,6 +20,7 @@ from torch.autograd.function import FunctionCtx
 from .chain import Record, calling_place
 from .errors import ArgumentError, ExchangeError
 from .gradients import Grads, gradients_of, mark_constants, outputs_of, single, spread, zeros
+from .tracing import untraced
 from .transforms import in_every_batch, transformed, with_batch
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ class _Exchange(torch.autograd.Function):
         return (token.detach(), *outputs)
 
     @staticmethod
+    @untraced
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
         unpack(ctx, flight.record, flight.engine)
@@ -195,6 +197,7 @@ class _Transformed(torch.autograd.Function):
         mark_constants(ctx, flight.call, output)
 
     @staticmethod
+    @untraced
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
         gradients = in_every_batch(gradients_of(flight, grads))
@@ -225,6 +228,7 @@ class _Start(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @untraced
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         del grads  # they went with the adjoint that _Wait.backward posted
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
@@ -247,6 +251,7 @@ class _Wait(torch.autograd.Function):
         return (token.detach(), *buffers)
 
     @staticmethod
+    @untraced
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         flight: Flight = ctx.flight  # type: ignore[attr-defined]
         unpack(ctx, flight.record, flight.engine)
@@ -271,6 +276,7 @@ class _Join(torch.autograd.Function):
         return loss.view_as(loss)
 
     @staticmethod
+    @untraced
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         del ctx
         return (grads[0], None)

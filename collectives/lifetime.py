@@ -17,7 +17,7 @@ from .joining import join_chain
 from .prepare import raise_left_over
 from .renewal import renew_group, successor
 from .state import in_numbers
-from .tracing import tracing
+from .tracing import tracing, untraced
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -103,6 +103,7 @@ class Lifetime(BoundLate):
         """Close at the end of the block; an exception in it is told to the other ranks at once."""
         return self
 
+    @untraced
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -9,6 +9,7 @@ from torch import Tensor
 from .chain import inside_backward
 from .checks import memory_of
 from .errors import ExchangeError
+from .tracing import untraced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,6 +70,7 @@ class Pending(Generic[T]):
         self._may_drop = inside_backward()
         self._result: list[T] = []
 
+    @untraced
     def wait(self) -> T:
         """Return what arrived; idempotent.
 
@@ -92,6 +94,7 @@ class Pending(Generic[T]):
             raise ExchangeError(f"{self._label}: wait() failed before; the exchange has no result")
         return self._result[0]
 
+    @untraced
     def __del__(self) -> None:
         if getattr(self, "_finish", None) is not None:
             self._landing.difference_update(map(memory_of, self._outs))

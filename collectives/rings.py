@@ -18,6 +18,7 @@ from .errors import ArgumentError
 from .moves import Moves
 from .prepare import raise_left_over
 from .routes import Axis, Shapes, check_shapes
+from .tracing import untraced
 from .trees import flatten
 
 __all__ = ["Params", "Rings"]
@@ -242,6 +243,7 @@ class Rings(Moves):
         return binding
 
 
+@untraced
 def _existing(
     blocks: Generator[tuple[int | None, T], None, None],
 ) -> Generator[tuple[int, T], None, None]:

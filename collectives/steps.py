@@ -18,6 +18,7 @@ from .lifetime import Lifetime
 from .move import move
 from .plan import plan_dissemination
 from .prepare import raise_left_over
+from .tracing import untraced
 
 if TYPE_CHECKING:
     from .exchange import Exchange
@@ -138,6 +139,7 @@ class _EvenSteps(Iterable[T | None]):
     ) -> None:
         self._loader, self._options = loader, (exchange, when, timeout)
 
+    @untraced  # a generator that Dynamo has begun to trace, it takes for untouched
     def __iter__(self) -> Iterator[T | None]:
         return _steps(self._loader, _Agreement(*self._options))
 
@@ -206,6 +208,7 @@ def _routes(binding: Binding, op: str) -> list[Route]:
     return [routes[op, number] for number in range((size - 1).bit_length())]
 
 
+@untraced
 def _steps(loader: Iterable[T], agreement: _Agreement) -> Iterator[T | None]:
     """Count the steps where all ranks see it: a rank that leaves the loop alone does not fit."""
     state = agreement.exchange._bound().engine.state

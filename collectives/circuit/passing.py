@@ -19,6 +19,7 @@ from ..errors import ExchangeError
 from ..move import start_move
 from ..pending import Dropped
 from ..plan import Lane, Plan
+from ..tracing import untraced
 from ..transport.baton import RankEnded
 from ..trees import flatten
 
@@ -138,6 +139,7 @@ class _Passing(Generic[T]):
         leaves = flatten(self._block, self._options.op)[0]
         self._versions = [(x, x._version) for x in leaves if not x.is_inference()]
 
+    @untraced  # Dynamo does not see that a generator is thrown away, but what that calls
     def finish(self) -> None:
         """Run all hops that are left, unless the group has failed: then the next call says so.
 

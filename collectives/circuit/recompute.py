@@ -22,6 +22,7 @@ from torch.autograd.function import FunctionCtx
 from ..autograd import unpack
 from ..chain import Record, calling_place
 from ..errors import ArgumentError
+from ..tracing import untraced
 from ..transforms import transformed
 from .body import Row, differentiable, own_memory
 
@@ -132,6 +133,7 @@ class _Recomputed(torch.autograd.Function):
         return (token.detach(), *outputs)
 
     @staticmethod
+    @untraced
     def backward(ctx: FunctionCtx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         loop: Loop = ctx.loop  # type: ignore[attr-defined]
         count: int = ctx.count  # type: ignore[attr-defined]

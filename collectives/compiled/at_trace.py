@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 
 from ..deadline import deadline_of
 from ..errors import ArgumentError, CollectivesError
-from ..pending import Pending
 from ..tracing import is_exporting, recording
 from ..trees import flatten, in_words
 from .live import identity_of, named
+from .saving import refuse_to_run_again
 from .script import Number, Script
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ __all__ = ["base_of", "bind", "constant", "inside_another", "outside", "refuse",
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# What was started between two graphs is waited for between two graphs, where Dynamo is at work.
-Pending.wait = torch.compiler.disable(Pending.wait)  # type: ignore[method-assign]
 
 # Of modules that callers do not know: this package and torch.
 _INNER = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
@@ -154,6 +151,8 @@ def script_of(
     """
     script = Script.parse(base)
     _refuse_transforms(script)
+    if grad and _translator() is not None:
+        refuse_to_run_again(script)
     if timeout is not None:
         deadline_of(timeout)
     kinds = tuple(

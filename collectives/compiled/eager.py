@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from ..errors import ArgumentError
-from ..tracing import tracing
+from ..tracing import skip_frames, tracing
 
 __all__ = ["beyond_graphs", "eager_only", "graphable", "in_eager_mode", "not_in_graphs"]
 
@@ -19,6 +19,8 @@ T = TypeVar("T")
 def eager_only(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Make a method end the graph of code that is compiled; with ``fullgraph=True``, refuse it."""
     reason = not_in_graphs(method.__name__)
+    # Dynamo leaves out code that it once met without tensors: then it does not see this wrapper.
+    skip_frames(method)
 
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -25,6 +25,7 @@ from ..deadline import Deadline, deadline_of
 from ..flight import Flight
 from ..messages import Leaf
 from ..prepare import begin
+from ..tracing import untraced
 from .live import find
 from .script import Kind, Script, differentiable
 
@@ -150,6 +151,7 @@ def _setup_context(ctx: FunctionCtx, inputs: tuple[object, ...], output: Sequenc
     ctx.save_for_backward(output[1])
 
 
+@untraced
 def _adjoint(
     ctx: FunctionCtx, grads: Sequence[Tensor | None]
 ) -> tuple[list[Tensor | None], Tensor | None, None, list[None] | None, None]:

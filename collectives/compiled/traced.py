@@ -8,7 +8,7 @@ code, like any other tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -92,8 +92,7 @@ def join(exchange: Named, loss: Tensor) -> Tensor:
     if token is None or not torch.is_grad_enabled():
         return loss
     strand.token, strand.joined = strand.root, True
-    # The loss, bit for bit, and what has no elements: so it depends on both.
-    return torch.cat([loss.reshape(-1), token.to(loss.dtype)]).reshape(loss.shape)
+    return cast("Tensor", torch.ops.collectives.join(loss, token))
 
 
 def binding_in_graph(exchange: Named) -> Binding:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import FunctionCtx
 
-from ..tracing import tracing
+from ..tracing import tracing, untraced
 from ..transforms import transformed
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class _Linear(torch.autograd.Function):
         return linear.run(*tensors)
 
     @staticmethod
+    @untraced
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         linear: Linear = ctx.linear  # type: ignore[attr-defined]
         return (None, *apply(linear.adjoint(), *grads))

@@ -118,6 +118,56 @@ def test_a_compiled_lightning_module(rank_pool: Any, namespace: str, backend: st
     rank_pool.run(in_lightning, namespace, backend, size=2, timeout=240)
 
 
+class Scored(nn.Module):
+    """The part of a LightningModule that exchanges."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.exchange = exchange
+
+    def forward(self, x: Tensor) -> Tensor:
+        mine = self.layer(x)
+        self.exchange.shift(mine * 2)
+        return self.exchange.join((mine * self.exchange.shift(mine)).mean())
+
+
+def inside_a_module_that_logs(namespace: str, backend: str) -> None:
+    class Module(probe_class(namespace)):  # type: ignore[misc]  # of whichever namespace
+        def __init__(self, compiling: bool) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.layer = Scored(Exchange(Ring, self.adapter))
+            if compiling:
+                self.layer.compile(fullgraph=True, backend=backend)
+
+        def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+            loss: Tensor = self.layer(batch[0])
+            self.log("loss", loss, sync_dist=True)
+            return loss
+
+    torch.compiler.reset()
+    trained = []
+    for compiling in (False, True):
+        module = Module(compiling)
+        run = trainer(namespace, max_epochs=2)
+        run.fit(module, loader(), loader())
+        assert "loss" in run.callback_metrics
+        trained.append([p.detach().clone() for p in module.parameters()])
+    torch.testing.assert_close(trained[0], trained[1])
+    assert graphs() > 0
+
+
+@pytest.mark.cell(FEATURE, "lightning")
+@pytest.mark.matrix
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("namespace", LIGHTNINGS)
+def test_the_part_that_exchanges_is_compiled_in_a_module_that_logs(
+    rank_pool: Any, namespace: str, backend: str
+) -> None:
+    rank_pool.run(inside_a_module_that_logs, namespace, backend, size=2, timeout=240)
+
+
 def in_fabric(backend: str, fullgraph: bool) -> None:
     torch.compiler.reset()
     trained = []

@@ -21,7 +21,7 @@ __all__ = ["compiled", "graphs", "leaf", "number_of_exchanges", "outcome", "run_
 Function = Callable[..., Any]
 
 
-def compiled(function: Function, backend: str, **options: Any) -> Function:
+def compiled(function: Function, backend: str | Function, **options: Any) -> Function:
     torch.compiler.reset()
     counters.clear()
     return torch.compile(function, fullgraph=True, backend=backend, **options)
