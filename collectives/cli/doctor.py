@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import io
 import json
 import math
@@ -11,7 +12,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from ..doctor.checks import check
 from ..doctor.findings import Finding, without_echoes
 from ..doctor.logs import explain, read_log
 from ..doctor.looking import look
+from ..doctor.opening import PATIENCE
 from ..doctor.rank import RankReport
 from ..doctor.screen import (
     Line,
@@ -37,12 +38,18 @@ from ..doctor.together import Ended, Job, meet, until_ended
 from ..doctor.wording import Section, rank_facts, sections, selftest_section, speed
 from ..errors import CollectivesError
 from ..launcher import Launch, find_launch
+from ..transport.stopwatch import TimeIsUpError, call_bounded
 from .output import Progress, complain, say, screen_width, show
 
 __all__ = ["define"]
 
 _NAME = "doctor"
+_LOOKING = 90.0  # seconds, more than all bounds in it: a file system or driver may have none
+_ENDED = (
+    "it was ended by SIGTERM, as launchers do once another rank failed; see what rank 0 reports"
+)
 _SPARE = 30.0  # seconds beyond all bounds, after which the process ends itself
+_LAST = 5.0  # more, if not even that can be done
 
 
 def define(parser: argparse.ArgumentParser) -> None:
@@ -68,24 +75,29 @@ def define(parser: argparse.ArgumentParser) -> None:
 def _run(chosen: argparse.Namespace) -> int:
     """Report; exit status 1 where there is a problem."""
     log = chosen.log or chosen.log_option
-    if log is not None:
-        return _read(log, as_json=chosen.json)
     try:
-        return _look(chosen)
+        return _look(chosen) if log is None else _read(log, as_json=chosen.json)
     except Ended:
-        return complain(_NAME, "the launcher ended this process before it had anything to report")
+        trouble = "ended by SIGTERM before it had anything to report"
     except KeyboardInterrupt:
-        return complain(_NAME, "interrupted")
+        trouble = "interrupted"
+    except TimeIsUpError:
+        trouble = (
+            f"looking at this host did not end within {_LOOKING:g} s; see which of `nvidia-smi`,"
+            " `df` and `getent hosts $(hostname)` does not end either"
+        )
+    return _leave(complain(_NAME, trouble))
 
 
 def _look(chosen: argparse.Namespace) -> int:
     launch = find_launch(os.environ)
     several = launch is not None and launch.size > 1
-    with Progress(_NAME) as progress, until_ended() if several else nullcontext():
+    with Progress(_NAME) as progress, until_ended():
         if launch is not None and launch.rank:
             progress.silence()  # rank 0 speaks for all
         progress.tell("looking at this process, its host and its network", 0.0)
-        found = look(os.environ)
+        # In a thread of its own, as all that may block: so signals are heard at any time.
+        found = call_bounded(lambda: look(os.environ), _LOOKING)
         if launch is not None and several:
             return _together(launch, found, chosen, progress)
         findings = check(found)
@@ -148,25 +160,32 @@ def _together(
     """Report what all ranks found, on rank 0; end the process, since its group stays."""
     report = RankReport(launch.rank, rank_facts(found), tuple(check(found)))
     job = Job(launch, report)
-    _end_at_last(4 * chosen.timeout + _SPARE)
+    longest = 4 * chosen.timeout + _SPARE
+    _end_at_last(longest + _LAST)
     trouble = ""
     try:
         try:
-            meet(
-                launch,
-                job,
-                report,
-                seconds=chosen.timeout,
-                tell=progress.tell,
-                exchange=not chosen.no_self_test,
+            call_bounded(
+                lambda: meet(
+                    launch,
+                    job,
+                    report,
+                    seconds=chosen.timeout,
+                    tell=progress.tell,
+                    exchange=not chosen.no_self_test,
+                    patience=_patience(found),
+                ),
+                longest,
             )
         finally:
             # Once a rank has failed, torchrun ends the others: the report is to come out whole.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except CollectivesError as error:
         trouble = str(error)
+    except TimeIsUpError:
+        trouble = f"no end within {longest:g} s"
     except Ended:  # since another rank failed; what rank 0 knows by now is worth a report
-        trouble = "" if launch.rank == 0 else "the launcher ended this rank"
+        trouble = "" if launch.rank == 0 else _ENDED
     progress.close()
     if launch.rank == 0:
         job.trouble = trouble
@@ -204,8 +223,18 @@ def _report_lonely_rank(launch: Launch, report: RankReport, trouble: str) -> Non
     show([*lines, *findings_lines(findings, screen_width())], sys.stderr)
 
 
+def _patience(found: Snapshot) -> float:
+    """Return for how long a listener may say nothing: a store looks up who connects, first.
+
+    Args:
+        found: With how long the same took here.
+    """
+    lookups = [found.name, *([] if found.master is None else [found.master])]
+    return PATIENCE + 4 * max(max(one.seconds, one.back_seconds) for one in lookups)
+
+
 def _end_at_last(seconds: float) -> None:
-    """End the process whatever it hangs in: a doctor must not."""
+    """End the process whatever it hangs in, also where no Python runs any more."""
 
     def end() -> None:
         complain(_NAME, f"no end within {seconds:g} s: this process ends itself")
@@ -214,6 +243,7 @@ def _end_at_last(seconds: float) -> None:
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
+    faulthandler.dump_traceback_later(seconds + _LAST, exit=True, file=sys.__stderr__)
 
 
 def _leave(status: int) -> NoReturn:

@@ -6,10 +6,14 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
+
+from ..transport.stopwatch import TimeIsUpError, call_bounded
 
 __all__ = ["find_gpus", "read_links"]
 
 _PATIENCE = 10.0  # seconds; a driver in trouble may not answer
+_GRACE = 1.0  # for it to be killed; in a driver that hangs it cannot be
 _ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -40,13 +44,18 @@ def read_links(matrix: str) -> dict[str, int]:
 
 def _ask(*arguments: str) -> str:
     try:
-        done = subprocess.run(
-            ["nvidia-smi", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = call_bounded(lambda: _run(arguments), _PATIENCE + _GRACE)
+    except (OSError, subprocess.TimeoutExpired, TimeIsUpError):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["nvidia-smi", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE,
+        check=False,
+    )

@@ -102,9 +102,14 @@ def probe_port(text: str, host: str | None) -> Port:
         return Port(text, "not tried")
     if host is not None:
         try:
-            socket.create_connection((host, int(text)), _CONNECT).close()
-        except OSError as error:
-            return Port(text, "silent", error.strerror or str(error))
+            # The name is looked up anew, which may take for ever.
+            call_bounded(
+                lambda: socket.create_connection((host, int(text)), _CONNECT).close(), _PATIENCE
+            )
+        except TimeIsUpError:
+            return Port(text, "silent", f"no answer within {_PATIENCE:g} s")
+        except (OSError, UnicodeError) as error:
+            return Port(text, "silent", getattr(error, "strerror", None) or str(error))
         return Port(text, "answers")
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:

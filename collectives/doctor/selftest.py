@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from .pair import RESULT, STAGE
@@ -77,7 +77,8 @@ def run_pair(
 
 def _end(process: subprocess.Popen[str], pump: threading.Thread) -> None:
     process.kill()
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):  # one that hangs in the system cannot be killed
+        process.wait(_AFTER)
     if pump.is_alive():
         pump.join(_AFTER)
 

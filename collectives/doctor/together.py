@@ -10,17 +10,18 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from ..devices import pick_device
 from ..errors import ArgumentError, CollectivesError
 from ..launcher import Launch
 from ..record.words import ranks_in_words
-from ..transport.bulletin import Bulletin, bulletin
+from ..transport.bulletin import Bulletin
 from .checks import differences
 from .findings import Finding, without_echoes
 from .logs import explain, recognise
+from .opening import PATIENCE, open_bulletin
 from .rank import RankReport, Trial
 
 __all__ = ["Ended", "Job", "meet", "merged", "until_ended"]
@@ -31,7 +32,7 @@ _MORE = 5.0  # seconds for the notes of others, once this rank knows how it went
 
 
 class Ended(BaseException):
-    """The launcher ended this process."""
+    """This process got SIGTERM: launchers send it to all ranks once one has failed."""
 
 
 @contextmanager
@@ -97,6 +98,7 @@ def meet(
     seconds: float,
     tell: Tell,
     exchange: bool = True,
+    patience: float = PATIENCE,
 ) -> None:
     """Tell rank 0 what this rank found, try an exchange, and tell how it went.
 
@@ -110,6 +112,7 @@ def meet(
         seconds: To wait for each: rank 0, the group, and the other reports.
         tell: Is told, again and again, what is waited for and for how many seconds.
         exchange: Whether to try one; the same on all ranks.
+        patience: Seconds after which a listener that says nothing is no store of this job.
 
     Raises:
         CollectivesError: The ranks cannot meet.
@@ -120,7 +123,8 @@ def meet(
         tell(what, time.monotonic() - begun)
 
     say("waiting for rank 0" if launch.rank else "opening the store")
-    with bulletin(launch, seconds) as board:
+    with ExitStack() as stack:
+        board = open_bulletin(launch, seconds, patience, stack)
         board.post("found", launch.rank, report.to_json())
         trial = _try(launch, seconds, say) if exchange else Trial()
         report = replace(report, trial=trial)

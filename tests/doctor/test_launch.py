@@ -42,6 +42,32 @@ def test_half_a_launch_is_named_with_both_ways_out(environ: dict[str, str], titl
     assert "MASTER_ADDR and MASTER_PORT" in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("environ", "detail", "topic"),
+    [
+        ({"RANK": "1"}, "torch says: environment variable WORLD_SIZE expected", "no-environment"),
+        ({"WORLD_SIZE": "2"}, "torch says: environment variable RANK expected", "no-environment"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "Ranks are counted from 0: the last one is 1.", ""),
+        ({"RANK": "x"}, "torch says: invalid literal for int() with base 10: 'x'", ""),
+        ({"RANK": "0", "WORLD_SIZE": "2", "PET_NPROC_PER_NODE": "2"}, "", ""),
+    ],
+)
+def test_what_comes_of_it_is_the_error_of_that_mistake(
+    environ: dict[str, str], detail: str, topic: str
+) -> None:
+    finding = next(f for f in found(environ) if f.kind == "half_a_launch")
+    assert finding.detail.startswith(detail)
+    assert (bool(finding.detail), finding.topic) == (bool(detail), topic)
+
+
+def test_rank_0_without_a_size_is_a_warning_since_it_takes_itself_for_the_only_one() -> None:
+    finding = one({"RANK": "0"})
+    assert (finding.severity, finding.kind) == ("warning", "rank_0_of_nothing")
+    assert "takes itself for the only one" in finding.title
+    assert found({"RANK": "0", "WORLD_SIZE": "1"}) == []
+    assert found({**SRUN, "RANK": "0"}) == []
+
+
 def test_a_process_of_lightnings_own_launcher_is_told_that_the_trainer_knows_better() -> None:
     finding = one({"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"})
     assert "Lightning's own launcher" in finding.detail

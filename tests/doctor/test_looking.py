@@ -67,6 +67,17 @@ def test_a_resolver_that_never_answers_is_not_waited_for(monkeypatch: pytest.Mon
     assert time.monotonic() - begun < 2
 
 
+def test_a_name_that_is_looked_up_for_ever_does_not_hold_up_the_probe_of_its_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "_PATIENCE", 0.1)
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: time.sleep(3))
+    begun = time.monotonic()
+    found = probe_port("29500", "slow")
+    assert (found.state, found.error) == ("silent", "no answer within 0.1 s")
+    assert time.monotonic() - begun < 2
+
+
 @pytest.fixture
 def listener() -> Iterator[int]:
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
@@ -174,3 +185,16 @@ def test_the_driver_is_asked_and_one_that_does_not_answer_is_none(
     assert time.monotonic() - begun < 5
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert gpus.find_gpus() == ((), {})
+
+
+def test_a_tool_that_hangs_in_the_driver_and_cannot_be_killed_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpus, "_PATIENCE", 0.1)
+    monkeypatch.setattr(gpus, "_GRACE", 0.1)
+    monkeypatch.setattr(gpus, "_run", lambda _: time.sleep(5))
+    begun = time.monotonic()
+    assert gpus.find_gpus() == ((), {})
+    assert time.monotonic() - begun < 4

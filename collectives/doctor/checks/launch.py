@@ -29,14 +29,44 @@ def half_a_launch(found: Snapshot) -> Iterator[Finding]:
         " (Lightning's own launcher sets LOCAL_RANK, NODE_RANK and WORLD_SIZE in the processes that"
         " it starts: inside of them the Trainer knows better)"
     )
+    consequence, topic = _what_torch_says(found.environ)
     yield Finding(
         "problem",
         missing,
         f"{_TORCHRUN}, or set both RANK and WORLD_SIZE, with MASTER_ADDR and MASTER_PORT; unset"
         " what a script has left behind",
-        "torch says: environment variable RANK (or WORLD_SIZE) expected, but not set."
-        + (of_lightning if lightning else ""),
-        topic="no-environment",
+        consequence + (of_lightning if lightning else ""),
+        topic=topic,
+    )
+
+
+def _what_torch_says(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return what comes of variables that name no rank of a job, and its name in the catalogue."""
+    given = {name: environ[name] for name in ("RANK", "WORLD_SIZE") if name in environ}
+    for value in given.values():
+        if not value.isdecimal():
+            return f"torch says: invalid literal for int() with base 10: {value!r}", ""
+    if len(given) == 2:
+        last = int(given["WORLD_SIZE"]) - 1
+        counted = f"Ranks are counted from 0: the last one is {last}."
+        return (counted if int(given["RANK"]) > last >= 0 else ""), ""
+    (absent, *_) = (name for name in ("RANK", "WORLD_SIZE") if name not in given)
+    return f"torch says: environment variable {absent} expected, but not set.", "no-environment"
+
+
+def rank_0_of_nothing(found: Snapshot) -> Iterator[Finding]:
+    """``RANK=0`` alone: this process is taken for one by itself, whatever others were started."""
+    environ = found.environ
+    if environ.get("RANK") != "0" or "WORLD_SIZE" in environ:
+        return
+    if find_launch(environ) is not None or unfinished_launch(environ):
+        return
+    yield Finding(
+        "warning",
+        "RANK=0 is set, WORLD_SIZE is not: this process takes itself for the only one",
+        "set WORLD_SIZE as well, or unset RANK; with several ranks, the others need both",
+        "Exchanges are local copies. torch says: environment variable WORLD_SIZE expected, but not"
+        " set.",
     )
 
 
@@ -143,6 +173,7 @@ def restart_that_reads_stale_addresses(found: Snapshot) -> Iterator[Finding]:
 
 CHECKS = (
     half_a_launch,
+    rank_0_of_nothing,
     no_address,
     slurm_without_srun,
     slurm_tasks_for_lightning,
