@@ -243,7 +243,8 @@ def _end_at_last(seconds: float) -> None:
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
-    faulthandler.dump_traceback_later(seconds + _LAST, exit=True, file=sys.__stderr__)
+    if sys.__stderr__ is not None:
+        faulthandler.dump_traceback_later(seconds + _LAST, exit=True, file=sys.__stderr__)
 
 
 def _leave(status: int) -> NoReturn:

@@ -73,7 +73,7 @@ class _Doubt:
             raise ContextError(
                 f"expected the store of rank 0 at {host}:{port} (MASTER_ADDR, MASTER_PORT), got"
                 " another program: it takes connections and says nothing in"
-                f" {self._patience:.0f} s; end what listens there (`ss -ltnp 'sport = :{port}'` on that host names it), or"
-                " choose another port"
+                f" {self._patience:.0f} s; end what listens there (`ss -ltnp 'sport = :{port}'` on"
+                " that host names it), or choose another port"
             )
         self._heard = heard
