@@ -62,8 +62,18 @@ def look(environ: Mapping[str, str]) -> Snapshot:
         locked_memory=limits.get("MEMLOCK"),
         infiniband=Path("/sys/class/infiniband").is_dir(),
         folder=_what_is_wrong_with_the_folder(),
+        has_doors=_has_doors(),
         settings=tuple(filter(None, settings)),
     )
+
+
+def _has_doors() -> bool:
+    from ..transport.same_host import Door
+
+    door = Door.open()
+    if door is not None:
+        door.close()
+    return door is not None
 
 
 def find_torch() -> Torch:

@@ -123,6 +123,7 @@ class Snapshot:
         locked_memory: Limit in bytes; ``None`` where there is none.
         infiniband: There are InfiniBand or RoCE adapters.
         folder: Why the folder in which ranks of this host meet cannot be used; "" where it can.
+        has_doors: Ranks of this host can reach each other past gloo.
         settings: What the variables of this library say wrongly, as its errors say it.
     """
 
@@ -147,6 +148,7 @@ class Snapshot:
     locked_memory: int | None = None
     infiniband: bool = False
     folder: str = ""
+    has_doors: bool = True
     settings: tuple[str, ...] = ()
 
     @property

@@ -85,7 +85,7 @@ def selftest_section(test: PairTest) -> Section:
         rows.append(("result", "failed: see above"))
     else:
         rows += [("values", "right, forward and backward"), ("speed", speed(trial))]
-    return Section("Self-test: two ranks on this host, over gloo", rows)
+    return Section("Self-test: two ranks on this host", rows)
 
 
 def speed(trial: Trial) -> str:
@@ -133,7 +133,7 @@ def _devices(found: Snapshot) -> list[tuple[str, str]]:
     elif found.gpus:
         rows.append(("GPUs", f"{_counted(found.gpus)}, none usable by torch"))
     else:
-        rows.append(("accelerator", "none: exchanges are between CPU tensors, over gloo"))
+        rows.append(("accelerator", "none: exchanges are between CPU tensors"))
     if found.links:
         said = ", ".join(f"{count} x {link}" for link, count in found.links.items())
         rows.append(("links", f"{said} (pairs of GPUs, nvidia-smi topo -m)"))
@@ -194,7 +194,16 @@ def _network(found: Snapshot) -> list[tuple[str, str]]:
         ("host name", _looked_up(found.name)),
         ("interfaces", ", ".join(f"{one.name} {one.addresses[0]}" for one in usable) or "unknown"),
         ("gloo uses", f"{chosen} ({why})"),
+        ("on one host", _on_one_host(found)),
     ]
+
+
+def _on_one_host(found: Snapshot) -> str:
+    if found.environ.get("COLLECTIVES_SAME_HOST") == "off":
+        return "gloo too: COLLECTIVES_SAME_HOST=off"
+    if not found.has_doors:
+        return "gloo too: this system has no Unix sockets or memory to share"
+    return "CPU tensors go through Unix sockets and shared memory, not gloo"
 
 
 def _looked_up(name: Lookup) -> str:

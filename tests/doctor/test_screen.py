@@ -132,6 +132,19 @@ def test_a_busy_host_is_told_beside_what_is_timed_there() -> None:
     assert devices(11.6)["host is busy"].startswith("12 processes want to run on 4: ")
 
 
+def test_how_messages_go_among_ranks_of_one_host_is_told() -> None:
+    def network(environ: dict[str, str], *, has_doors: bool) -> str:
+        found = sections(with_environ(environ, has_doors=has_doors))
+        return next(dict(part.rows) for part in found if part.title == "Network")["on one host"]
+
+    assert network({}, has_doors=True) == (
+        "CPU tensors go through Unix sockets and shared memory, not gloo"
+    )
+    assert network({}, has_doors=False).startswith("gloo too: this system has no")
+    off = {"COLLECTIVES_SAME_HOST": "off"}
+    assert network(off, has_doors=True) == "gloo too: COLLECTIVES_SAME_HOST=off"
+
+
 def test_the_table_of_ranks_is_cut_to_a_narrow_terminal() -> None:
     facts = {**rank_facts(HEALTHY), "host": "gpu07.cluster.example.org"}
     lines = plain(ranks_lines([RankReport(0, facts, (), GOOD)], [], 60)).splitlines()
