@@ -52,7 +52,8 @@ def outcome(function: Function, exchange: Exchange, *inputs: Tensor) -> list[Ten
 def number_of_exchanges(exchange: Exchange, expected: int) -> Iterator[None]:
     before = exchange.stats()["exchanges"]
     yield
-    assert exchange.stats()["exchanges"] - before == expected
+    ran = exchange.stats()["exchanges"] - before
+    assert ran == expected, f"{ran} exchanges"
 
 
 def run_apart(
