@@ -10,10 +10,12 @@ group, nothing changes. What the two ends must agree on, they know from the gree
 Each *directed* pair of ranks has a socket of its own, made at the first message: the sender
 connects to the door of the receiver, so neither waits for the other. Short messages travel in the
 socket itself; long ones in slots of memory that the sender shares (:mod:`.arena`), announced and
-given back through the socket. So a send is over when it is posted, unless the receiver is far
-behind, and the order of memory between the two processes is the kernel's business. No thread: what
-does not fit is moved on in waits. A rank that ends, however it ends, closes its sockets, and those
-that wait for it know at once.
+given back through the socket. So payloads leave when they are posted, as far as there is room, and
+the order of memory between the two processes is the kernel's business. A send is over when the
+receiver has asked for the message, as over gloo: a rank whose message nobody wants must learn of it
+in the same exchange, so receives are told to the senders, along with the next message. No thread:
+what does not fit is moved on in waits. A rank that ends, however it ends, closes its sockets, and
+those that wait for it know at once.
 
 Nothing lies in the file system: names of sockets are abstract (of a network namespace), the memory
 is a ``memfd``; both vanish with the processes. Hence Linux only; ``COLLECTIVES_SAME_HOST=off``
