@@ -90,6 +90,7 @@ class _Start:
     device: torch.device
     watch: Stopwatch
     news: str = ""  # why another rank cannot start
+    failed: bool = False  # this rank cannot, and tells the others
 
     def run(self) -> None:
         set_current_device(self.device)  # of this thread
@@ -135,9 +136,9 @@ class _Start:
             with suppress(RuntimeError):
                 while not (line.check(["failure"]) or self.watch.stop.wait(0.05)):
                     pass
-                if line.check(["failure"]):
+                if not self.failed and line.check(["failure"]):
                     self.news = line.get("failure")[:_LONGEST].decode(errors="replace")
-                    line.add("told", 1)
+                    line.set(_told(self.launch.rank), "")
 
         start_helper(listen, "collectives-news")
 
@@ -193,14 +194,17 @@ class _Start:
 
     def _tell(self, store: Store, text: str) -> None:
         """Tell the others; rank 0, which often holds the store, waits until they know."""
+        self.failed = True  # or this rank would hear of itself
         with suppress(RuntimeError):
             if store.add("failures", 1) == 1:
                 store.set("failure", text)
-            told = store.add("told", 1)
+            store.set(_told(self.launch.rank), "")
+            everyone = [_told(rank) for rank in range(self.launch.size)]
             deadline = time.monotonic() + _NEWS_S
-            while self.launch.rank == 0 and told < self.launch.size and time.monotonic() < deadline:
+            while self.launch.rank == 0 and time.monotonic() < deadline:
+                if store.check(everyone):
+                    break
                 time.sleep(0.02)
-                told = store.add("told", 0)
 
 
 def available_backends() -> list[str]:
@@ -241,6 +245,11 @@ def _explain(text: str) -> str:
     if "wait timeout" in text:
         return f"a rank came, but did not get as far as to connect: {text}; see its own output"
     return f"torch cannot make the process group: {text}"
+
+
+def _told(rank: int) -> str:
+    """Return the key under which a rank says that it knows of the failure."""
+    return f"told/{rank}"
 
 
 def _where(launch: Launch) -> str:

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch.distributed as dist
@@ -195,6 +196,28 @@ def test_a_rank_that_comes_but_does_not_connect_is_told_from_one_that_is_absent(
         monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: time.sleep(4))
     with fails_within(2 + SLACK, r"a rank came, but did not get as far.*\(rank 0 of 2\)"):
         join(timeout=2)  # in which rank 1 must come, on a loaded machine too
+
+
+@pytest.mark.ranks(2, backend=None, fresh=True)
+def test_rank_0_holds_its_store_until_a_slow_rank_has_read_why_it_failed(
+    rank: int, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(monkeypatch, rank, 2, port)
+
+    def listen_late(target: Callable[[], None], _: str) -> None:
+        threading.Timer(1.5, target).start()  # 0.5 s after the failure
+
+    def fail(*_: object, **__: object) -> None:
+        time.sleep(1)
+        raise RuntimeError("no memory")
+
+    if rank == 1:
+        monkeypatch.setattr("collectives.transport.start.start_helper", listen_late)
+    monkeypatch.setattr(
+        dist, "init_process_group", fail if rank == 0 else lambda *_, **__: time.sleep(5)
+    )
+    with fails_within(1 + SLACK, r"no memory \(rank 0 of 2\)"):
+        join(timeout=60)
 
 
 @pytest.mark.ranks(2, backend=None, fresh=True)
