@@ -9,6 +9,7 @@ of 4 KiB: 13 times faster than one by one); larger ones go singly, without a cop
 from __future__ import annotations
 
 import zlib
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from .messages import (
@@ -40,6 +41,7 @@ Specs = tuple[tuple[Leaf, ...], ...]
 # Of one operation: shapes that change at every step would fill the cache, and a call costs about
 # 50 us to make anew.
 MOST_CALLS = 256
+_MOST_LEAVES, _MOST_RUNS = 4, 6  # that are shown in words
 
 
 class Call:
@@ -236,8 +238,7 @@ class Call:
 
     def signature(self, sequence: int, step: tuple[int, ...], where: str) -> Signature:
         """Return what the other ranks' exchange of this number must agree with."""
-        sent, awaited = (_in_words(specs, [t[side] for t in self.trees])
-                         for side, specs in enumerate((self.sends, self.recvs)))  # fmt: skip
+        sent, awaited = self._in_words()
         return Signature(
             op=self.plan.op,
             name=self.name,
@@ -251,7 +252,27 @@ class Call:
             verify=self.verify,
         )
 
+    def _in_words(self) -> tuple[str, str]:
+        """Return what leaves and what arrives, edge by edge.
 
+        Not that nothing leaves on an edge that only arrives here: the other ranks have other edges.
+        """
+        trees = self.trees
+        if self.plan.operation in _OF_LISTS:
+            trees = (("", ""),) * len(trees)
+        lanes = list(zip(self.plan.lanes, self.sends, self.recvs, trees, strict=True))
+        sent = [_lane_in_words(out, tree[0]) for lane, out, into, tree in lanes
+                if out or lane.destination is not None or not into]  # fmt: skip
+        awaited = [_lane_in_words(into, tree[1]) for lane, out, into, tree in lanes
+                   if into or lane.source is not None or not out]  # fmt: skip
+        return _runs_in_words(sent), _runs_in_words(awaited)
+
+
+# These cut what they are given into lists of tensors, whatever their caller's tree is.
+_OF_LISTS = frozenset(
+    {"all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter",
+     "neighbor_allreduce", "gossip_", "consensus_distance"}
+)  # fmt: skip
 # A backward inside a backward alternates; the forward's own phase is never taken again.
 _NEXT_PHASE = {0: 1, 1: 2, 2: 1, 3: 1}
 
@@ -260,10 +281,16 @@ def _differentiable(leaves: list[Leaf]) -> list[int]:
     return [i for i, leaf in enumerate(leaves) if leaf.differentiable]
 
 
-def _in_words(specs: Specs, trees: Sequence[str]) -> str:
-    lanes = []
-    for lane, tree in zip(specs, trees, strict=True):
-        shown = ", ".join(map(str, lane[:4]))
-        more = f", ... {len(lane)} tensors" if len(lane) > 4 else ""
-        lanes.append(f"({shown}{more})" + (f" as {tree}" if tree else ""))
-    return " | ".join(lanes)
+def _lane_in_words(leaves: tuple[Leaf, ...], tree: str) -> str:
+    shown = ", ".join(map(str, leaves[:_MOST_LEAVES]))
+    more = f", ... {len(leaves)} tensors" if len(leaves) > _MOST_LEAVES else ""
+    return f"({shown}{more})" + (f" as {tree}" if tree else "")
+
+
+def _runs_in_words(lanes: Sequence[str]) -> str:
+    """Return what is on each edge in its order, several that are alike in a row only once."""
+    runs = [(words, len(list(alike))) for words, alike in groupby(lanes)]
+    shown = [words + (f" on {count} edges" if count > 1 else "")
+             for words, count in runs[:_MOST_RUNS]]  # fmt: skip
+    more = sum(count for _, count in runs[_MOST_RUNS:])
+    return " | ".join([*shown, *([f"... {more} more edges"] if more else [])])

@@ -7,6 +7,7 @@ simulator compares signatures themselves and says in words what differs.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -17,6 +18,8 @@ Verify = Literal["auto", "always", "off"]
 PHASES = ("forward", "backward", "double backward", "tangent")
 # Instead of a grad mode where nothing can have a gradient: the modes of two ranks may differ.
 NO_GRADIENT = "no gradient"
+# Of how many edges the words for tensors are: a rank in the middle has more of them than others.
+_COUNTS = re.compile(r" on \d+ edges| \| \.\.\. \d+ more edges")
 # Instead of the phase while shapes are being discovered; the payload has the same number.
 DISCOVERY = "discovery"
 
@@ -32,7 +35,7 @@ class Signature:
         phase: One of :data:`PHASES`, or :data:`DISCOVERY`.
         grad: "grad" or "no_grad": the grad mode of the forward call; or :data:`NO_GRADIENT`.
         step: As told by ``mark_step``.
-        tensors: What leaves and arrives, lane by lane, in words; and how trees are built.
+        tensors: What leaves and arrives, edge by edge, in words; and how trees are built.
         sequence: Number of the exchange on this group; the backward keeps its forward's.
         where: ``file:line`` of the caller, when known.
         verify: Of the Exchange: how it is made sure that all this is alike.
@@ -67,6 +70,8 @@ class Signature:
     def differing(self, other: Signature) -> list[str]:
         """Return the names of the fields in which the two are not one exchange."""
         ignored = {"where"}
+        if _kinds(self.tensors) == _kinds(other.tensors):
+            ignored.add("tensors")
         if NO_GRADIENT in (self.grad, other.grad):
             ignored.add("grad")
         return [
@@ -74,3 +79,10 @@ class Signature:
             for field in fields(self)
             if field.name not in ignored and getattr(self, field.name) != getattr(other, field.name)
         ]
+
+
+def _kinds(tensors: str) -> str:
+    """Return the words for tensors without what two ranks of one exchange may differ in."""
+    kinds = _COUNTS.sub("", tensors)
+    sent, _, awaited = kinds.partition(" for ")
+    return sent if sent == awaited else kinds

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives import Mesh, Ring
-from collectives.call import Call
+from collectives.call import Call, Specs
 from collectives.messages import PACK_UP_TO, SHARE_FROM, Leaf
-from collectives.plan import Plan, plan_exchange, plan_permute, plan_shift
+from collectives.plan import Lane, Plan, plan_exchange, plan_permute, plan_shift
+from collectives.signature import Signature
 
 LEAVES = st.builds(
     Leaf,
     st.lists(st.sampled_from([0, 1, 3, 40, 200]), max_size=3).map(tuple),
     st.sampled_from([torch.float32, torch.float64, torch.int8, torch.float8_e5m2]),
 )
+Trees = tuple[tuple[str, str], ...] | None
 LANES = st.lists(LEAVES, max_size=5).map(tuple)
 
 
@@ -90,6 +92,55 @@ def test_two_lanes_to_one_peer_share_a_message_of_middle_size(
     size: int, nbytes: int, sent: int
 ) -> None:
     assert exchange_call(size, Leaf((nbytes // 4,), torch.float32)).messages_sent == sent
+
+
+def words_of(lanes: tuple[Lane, ...], sends: Specs, recvs: Specs, trees: Trees = None) -> str:
+    call = Call(Plan("shift()", 0, 10, lanes), sends, recvs, trees=trees)
+    return call.signature(1, (), "").tensors
+
+
+A, B = (Leaf((2,), torch.float32),), (Leaf((3,), torch.int64),)
+BOTH = tuple(Lane(key, 1 + key, 1 + key) for key in range(9))
+
+
+def test_edges_with_the_same_tensors_are_shown_once_in_their_order() -> None:
+    assert words_of(BOTH[:1], (A,), (A,)) == "(float32[2])"
+    assert words_of(BOTH[:3], (A, A, B), (A, A, B)) == "(float32[2]) on 2 edges | (int64[3])"
+    assert words_of(BOTH[:2], (A, ()), (A, ())) == "(float32[2]) | ()"
+    assert words_of(BOTH[:2], (A, A), (B, B)) == "(float32[2]) on 2 edges for (int64[3]) on 2 edges"
+    listed = (("list([*])",) * 2, ("", ""))
+    expected = "(float32[2]) as list([*]) | (float32[2])"
+    assert words_of(BOTH[:2], (A, A), (A, A), listed) == expected
+    many = (A, B, A, B, A, B, A, B, B)
+    assert words_of(BOTH, many, many).endswith(" | (int64[3]) | ... 3 more edges")
+
+
+def test_an_edge_that_only_arrives_is_not_said_to_send_nothing() -> None:
+    lanes = (Lane(0, 1, None), Lane(1, 2, None), Lane(2, None, 1), Lane(3, None, 2))
+    nothing: tuple[Leaf, ...] = ()
+    sends, recvs = (A, A, nothing, nothing), (nothing, nothing, A, A)
+    assert words_of(lanes, sends, recvs) == "(float32[2]) on 2 edges"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "differ"),
+    [
+        ("(a) on 3 edges", "(a)", False),
+        ("(a) on 3 edges", "(b) on 3 edges", True),
+        ("(a) | ()", "() | (a)", True),
+        ("(a) | ()", "(a) on 2 edges", True),
+        ("(a) as list([*])", "(a)", True),
+        ("(a) on 3 edges for (a)", "(a)", False),  # who spreads something sends more of it
+        ("(a) for (b)", "(b) for (a)", True),
+    ],
+)
+def test_only_the_number_of_edges_is_no_difference_between_two_ranks(
+    mine: str, theirs: str, *, differ: bool
+) -> None:
+    ends = [
+        Signature("shift()", "", "", "forward", "grad", (), words, 1) for words in (mine, theirs)
+    ]
+    assert ("tensors" in ends[0].differing(ends[1])) is differ
 
 
 def test_unsigned_tags_tell_the_lanes_apart_and_nothing_else() -> None:

@@ -124,6 +124,51 @@ def test_the_catalogue_is_whole() -> None:
         assert all(len(max(text.split("*"), key=len)) >= 8 for text in known.texts), known.name
 
 
+_HEAD = (
+    "collectives.errors.ExchangeMismatch: exchange #4 shift(offset=1, axis='ring') of 'kv'"
+    " (forward, grad, (float32[8, 512]), train.py:25) failed after 1.26 s of 300 s (rank 0 of 3):"
+    " the ranks are in different exchanges; "
+)
+_HEADERS = (
+    "ExchangeMismatch: exchange #4 shift(offset=1, axis='ring') (forward, grad, (float32[2])): rank"
+    " 1 is in another exchange: they differ (here / there) in "
+)
+_BACKWARD = "phase: forward / backward (rank 0 / rank 1)"
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "remedy"),
+    [
+        (_HEAD + _BACKWARD, "mismatch-backward", "exchange.join(loss)"),
+        (f"{_HEAD}op: shift(offset=1) / shift(offset=2); {_BACKWARD}", "mismatch-backward", "join"),
+        (_HEADERS + "number: #4 / #1; phase: backward / forward", "mismatch-backward", "join"),
+        (
+            _HEAD + "op: all_reduce(op='sum') / all_reduce(op='max')",
+            "mismatch-op",
+            "same arguments",
+        ),
+        (_HEADERS + "operation; rank 1 is at exchange #4", "mismatch-op", "same arguments"),
+        (_HEAD + "grad: grad / no_grad (rank 0 / rank 1)", "mismatch-grad", "one grad mode"),
+        (_HEADERS + "grad: no_grad / grad; rank 1 is at", "mismatch-grad", "one grad mode"),
+        (_HEAD + "step: (0, 3) / (0, 4) (rank 0 / rank 2)", "mismatch-step", "even_steps"),
+        (_HEADERS + "step; rank 1 is at exchange #4", "mismatch-step", "even_steps"),
+        (_HEAD + "tensors: (float32[3]) / (float32[4])", "mismatch-tensors", "shapes"),
+        (
+            _HEADERS + "tensors: what it awaits is not what is sent here",
+            "mismatch-tensors",
+            "shapes",
+        ),
+        (_HEAD + "op: shift() / permute(); tensors: (float32[3]) / (int8[3])", "mismatch-op", ""),
+        (_HEAD + "sequence: 4 / 5 (rank 0 / rank 2)", "mismatch", "same order"),
+    ],
+)
+def test_a_mismatch_is_answered_by_what_differs(line: str, name: str, remedy: str) -> None:
+    known = recognise(line)
+    assert known is not None
+    assert known.name == name
+    assert remedy in known.remedy
+
+
 @pytest.mark.parametrize(
     "line",
     [
