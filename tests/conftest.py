@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -27,6 +28,13 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
 os.environ["COLLECTIVES_FLIGHT_RECORD"] = "off"  # tests that fail on purpose leave no files
+
+
+@pytest.fixture(scope="module", autouse=True)
+def old_objects_rest() -> None:
+    """Thousands of tests and their reports stay: every collection would look at all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
