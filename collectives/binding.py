@@ -166,7 +166,7 @@ class Binding:
             on_cpu = transport.batch is None and self.engine.device.type == "cpu"
             if state.same_host is not None and on_cpu and self.signed and not self.owner:
                 transport.shorten(state.same_host)
-                self.engine.reconnect(state.same_host.flush)
+                self.engine.reconnect(state.same_host.peers, state.same_host.flush)
         if not self.owner:
             if not self.signed and self.context.group is not None and self.engine.size > 1:
                 stay_unwatched(self.context.group, self.digest)

@@ -54,15 +54,18 @@ class Engine:
         self._announce = transport.announce
         self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
         self._flush: Callable[[], None] | None = None
+        self.near: frozenset[int] = frozenset()  # peers that are reached past the backend
         self.agree: Callable[[Flight], None] | None = None
 
-    def reconnect(self, flush: Callable[[], None]) -> None:
+    def reconnect(self, near: frozenset[int], flush: Callable[[], None]) -> None:
         """Take note that the transport goes another way from now on.
 
         Args:
+            near: The peers to which it does.
             flush: Called when all messages of an exchange have been posted.
         """
-        self._send, self._recv, self._flush = self.transport.send, self.transport.recv, flush
+        self._send, self._recv = self.transport.send, self.transport.recv
+        self.near, self._flush = near, flush
 
     def start(self, flight: Flight, inputs: Sequence[Tensor]) -> Flight:
         """Post all messages of a flight.

@@ -123,7 +123,8 @@ class Rings(Moves):
         Called by: every rank, with the same arguments but ``fn``. Ranks need not use all blocks,
         and need no ``join`` as long as the loss of each depends on the result.
         Gradient: to ``tree`` (on all ranks, through whatever terms use the block), ``args`` and
-        ``params``. Once: ``create_graph=True`` is refused.
+        ``params``. Once: ``create_graph=True`` is refused, but where ``keep`` covers all of two or
+        more terms.
 
         Args:
             fn: Called with the rank that a block belongs to, the block and ``args``; returns a tree

@@ -8,11 +8,10 @@ were named.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,8 +59,12 @@ def find_captured(
         given: What they may depend on.
         since: :func:`clock` before the function was called: older nodes are not its own.
     """
-    known = {tuple(get_gradient_edge(x)[:2]) for x in given if x.requires_grad}
-    waiting = [cast("Edge", tuple(get_gradient_edge(x)[:2])) for x in outputs if x.requires_grad]
+    named = [x for x in given if x.requires_grad]
+    known, leaves = set(_edges(named)), {id(x) for x in named if x.grad_fn is None}
+    for y in outputs:
+        if y.requires_grad and y.grad_fn is None and id(y) not in leaves:
+            return Captured(tuple(y.shape), y.dtype, leaf=True)
+    waiting = _edges(outputs)
     seen: set[Node] = set()
     while waiting:
         node, place = waiting.pop()
@@ -69,6 +72,8 @@ def find_captured(
             continue
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor):
+            if id(variable) in leaves:
+                continue
             return Captured(tuple(variable.shape), variable.dtype, leaf=True)
         if _number(node) < since:
             return _older(node, place)
@@ -76,6 +81,11 @@ def find_captured(
             seen.add(node)
             waiting += [(onward, at) for onward, at in node.next_functions if onward is not None]
     return None
+
+
+def _edges(tensors: Iterable[Tensor]) -> list[Edge]:
+    """Return where tensors come from in the graph; leaves come from nowhere."""
+    return [(x.grad_fn, x.output_nr) for x in tensors if x.grad_fn is not None]
 
 
 def _older(node: Node, place: int) -> Captured:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..autograd import join
+from ..chain import inside_backward
 from ..errors import ArgumentError
 from ..trees import unflatten
 from .body import Body, Row, add, differentiable, own_memory
@@ -84,17 +85,22 @@ class _Fold(Loop):
         blocks = self._blocks = circulate(
             self.binding, self.track, block, self.options, graded=self._keep - 1
         )
+        whole = 1 < self._keep == self.track.extent  # an ordinary loop
         try:
             kept = self._kept(blocks)
-            token, rest = self.recorded()
+            token, rest = (self._last_token(), []) if whole else self.recorded()
         finally:
             blocks.close()  # where a term raised: other ranks run all hops
         if rest:
             return rest if kept is None else self._sum(kept, rest)
         if kept is None:
             raise self._nothing()
-        # Backward must run the node all the same: other ranks have terms in theirs.
+        # Backward must run the node, or the hops, all the same: other ranks have terms in theirs.
         return [join(y, token) for y in own_memory(kept, self.inputs)]
+
+    def _last_token(self) -> Tensor:
+        chain = self.binding.engine.state.chain
+        return chain.root if inside_backward() else chain.token
 
     def _kept(self, blocks: Blocks) -> list[Tensor] | None:
         """Return the sum of the terms that are kept, in the caller's graph."""

@@ -37,12 +37,11 @@ class Surroundings:
     @contextmanager
     def entered(self, *, grad: bool) -> Iterator[None]:
         """Run a block under the autocast that was found, with this grad mode."""
-        with ExitStack() as stack:
+        with ExitStack() as stack, torch.set_grad_enabled(grad):
             for kind, dtype, enabled in self._autocast:
                 if enabled or torch.is_autocast_enabled(kind):
                     region = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
                     stack.enter_context(region)
-            stack.enter_context(torch.set_grad_enabled(grad))
             yield
 
     def random(self) -> Random:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..plan import Lane
 from ..topology import Cartesian, Topology
@@ -78,6 +79,11 @@ def find_track(topology: Topology, rank: int, axis: str | int | None, operation:
     """
     index = topology.axis_index(axis, operation)
     assert isinstance(topology, Cartesian)  # a Graph has just raised
+    return _track(topology, rank, index)
+
+
+@lru_cache(maxsize=64)  # the same for every loop
+def _track(topology: Cartesian, rank: int, index: int) -> Track:
     ranks = topology.along(index, rank)
     return Track(
         axis=topology.axes[index],
