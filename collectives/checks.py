@@ -41,12 +41,13 @@ _QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2,
 def plain(binding: Binding, op: str, x: Tensor) -> Tensor:
     """Return a tensor that is raw memory on the right device, or say why there is none."""
     device = binding.engine.device
-    if hasattr(x, "fake_mode"):
+    known = type(x) in PLAIN  # to ask for an attribute in vain takes longer
+    if not known and hasattr(x, "fake_mode"):
         raise ArgumentError(
             f"{op}: a fake tensor has no data to send {binding.here}; exchange outside of"
             " FakeTensorMode"
         )
-    if hasattr(x, "to_local"):
+    if not known and hasattr(x, "to_local"):
         raise ArgumentError(
             f"{op}: a DTensor is a view of many ranks' data {binding.here}; exchange x.to_local()"
         )

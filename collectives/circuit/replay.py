@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,10 +29,10 @@ class Surroundings:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        kinds = filter(torch.amp.is_autocast_available, dict.fromkeys(("cpu", device.type)))
         self._autocast = [
-            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            for kind in kinds
+            (kind, torch.get_autocast_dtype(kind) if enabled else None, enabled)
+            for kind in _autocast_kinds(device.type)
+            for enabled in (torch.is_autocast_enabled(kind),)
         ]
 
     @contextmanager
@@ -66,3 +67,8 @@ class Surroundings:
             yield
         finally:
             self.set_random(before)
+
+
+@lru_cache
+def _autocast_kinds(device: str) -> tuple[str, ...]:
+    return tuple(filter(torch.amp.is_autocast_available, dict.fromkeys(("cpu", device))))
