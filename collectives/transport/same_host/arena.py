@@ -6,10 +6,13 @@ import ctypes
 import mmap
 import os
 
-__all__ = ["SLOT", "SLOTS", "Arena", "address_of", "new_memory"]
+__all__ = ["AT_ONCE", "SLOT", "SLOTS", "Arena", "address_of", "new_memory"]
 
 SLOT = 1 << 20
 """Bytes of a slot: some hundred microseconds of copying, against ten to announce it."""
+
+AT_ONCE = 4
+"""Slots that are announced, or given back, together: each time costs as much as to copy a tenth."""
 
 SLOTS = 64
 """What may be on its way from one rank to another without either of them waiting."""

@@ -7,7 +7,7 @@ import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from .arena import SLOT, Arena, address_of
+from .arena import AT_ONCE, SLOT, Arena, address_of
 from .frame import HEAD, INLINE, POSTED, SHORT, memory_of
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Inbox:
             ctypes.memmove(receive.address, address_of(message.kept), message.came)
         for position, slot in enumerate(message.held):
             self._unload(message, slot, position * SLOT)
+        self._give_back()
         receive.done = message.came == message.size
 
     def read(self) -> bool:
@@ -154,6 +155,8 @@ class Inbox:
                 self.outbox.meet(tag)
             else:
                 self._part(tag, size, slot)
+        if self._read:
+            self._give_back()
         self._filled = filled - start
         if self._filled and start:
             self._stage[: self._filled] = self._stage[start:filled]
@@ -191,13 +194,19 @@ class Inbox:
         message.receive.done = self._long is None
 
     def _unload(self, message: _Message, slot: int, position: int) -> None:
-        """Copy what a slot holds, and give it back."""
-        assert self._arena is not None and self.line is not None  # noqa: PT018 - it came from there
+        """Copy what a slot holds, which can then be given back."""
+        assert self._arena is not None  # it came from there
         part = min(SLOT, message.size - position)
         ctypes.memmove(message.address + position, self._arena.address(slot), part)
         self._read += bytes((slot,))
+        if len(self._read) >= AT_ONCE:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Tell the sender which slots have been read."""
+        assert self.line is not None
         try:
-            sent = self.line.send(self._read, socket.MSG_NOSIGNAL)
+            sent = self.line.send(self._read, socket.MSG_NOSIGNAL) if self._read else 0
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):

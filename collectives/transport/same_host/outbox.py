@@ -9,7 +9,7 @@ from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from .arena import SLOT, SLOTS, Arena
+from .arena import AT_ONCE, SLOT, SLOTS, Arena
 from .frame import HEAD, INLINE, POSTED, SHORT, memory_of
 
 if TYPE_CHECKING:
@@ -172,20 +172,26 @@ class Outbox:
 
     def _load(self, parcel: Parcel) -> bool:
         """Begin the next frame of a message; False if there is no slot for it."""
-        begun = max(parcel.framed, 0)
-        address, size = parcel.tensor.data_ptr() + begun, min(parcel.size - begun, SLOT)
-        if parcel.size <= SHORT:
-            head = HEAD.pack(INLINE, parcel.tag, size)
-            self._frame = memoryview(b"".join((head, memory_of(address, size))))
-        else:
-            self._collect()
-            if not self._free:
-                return False
-            slot = self._free.pop()
-            ctypes.memmove(self._arena.address(slot), address, size)
-            self._frame = memoryview(HEAD.pack(slot, parcel.tag, parcel.size))
-        parcel.framed = begun + size
+        if parcel.size > SHORT:
+            return self._fill(parcel)
+        payload = memory_of(parcel.tensor.data_ptr(), parcel.size)
+        self._frame = memoryview(b"".join((HEAD.pack(INLINE, parcel.tag, parcel.size), payload)))
+        parcel.framed = parcel.size
         return True
+
+    def _fill(self, parcel: Parcel) -> bool:
+        """Copy the next parts of a message into slots; False if there is none."""
+        self._collect()
+        begun, heads, free = max(parcel.framed, 0), b"", self._free
+        address, tag, size = parcel.tensor.data_ptr(), parcel.tag, parcel.size
+        end = min(size, begun + AT_ONCE * SLOT)
+        while free and begun < end:
+            slot, part = free.pop(), min(end - begun, SLOT)
+            ctypes.memmove(self._arena.address(slot), address + begun, part)
+            heads += HEAD.pack(slot, tag, size)
+            begun += part
+        self._frame, parcel.framed = memoryview(heads), begun
+        return bool(heads)
 
     def _collect(self) -> None:
         """Take back the slots that the receiver has read."""
