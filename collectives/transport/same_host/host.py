@@ -68,7 +68,7 @@ class SameHost:
             ConnectionError: The peer has ended.
         """
         outbox = (self._inboxes.get(peer) or self._reach(peer)).outbox
-        return outbox.send(Parcel(tensors[0], tag, outbox, self._wait))
+        return outbox.send(Parcel(tensors[0], tag, outbox, self))
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
         """Receive into a tensor: what :class:`~collectives.transport.Transport` says.
@@ -127,9 +127,14 @@ class SameHost:
             for _ in range(_LOOKS):
                 if inbox.read() and receive.done:
                     return
-        self._wait(receive, timeout)
+        self.wait_for(receive, timeout)
 
-    def _wait(self, work: Receive | Parcel, timeout: timedelta) -> None:
+    def take_in(self) -> None:
+        """Read what has come, from whomever."""
+        for way in self._inboxes.values():
+            way.read()
+
+    def wait_for(self, work: Receive | Parcel, timeout: timedelta) -> None:
         """Return when a message has been moved."""
         end = time.monotonic() + timeout.total_seconds()
         inbox = self._inboxes[work.peer]

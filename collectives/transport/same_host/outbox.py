@@ -13,9 +13,9 @@ from .arena import AT_ONCE, SLOT, SLOTS, Arena
 from .frame import HEAD, INLINE, POSTED, SHORT, memory_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
+
+    from .host import SameHost
 
 __all__ = ["Outbox", "Parcel"]
 
@@ -27,19 +27,13 @@ class Parcel:
         tensor: Whose memory it is.
         tag: Of the message.
         outbox: Through which it leaves.
-        wait: Returns when it is done.
+        host: Of this rank.
     """
 
-    __slots__ = ("_wait", "framed", "gone", "met", "outbox", "size", "tag", "tensor")
+    __slots__ = ("framed", "gone", "host", "met", "outbox", "size", "tag", "tensor")
 
-    def __init__(
-        self,
-        tensor: torch.Tensor,
-        tag: int,
-        outbox: Outbox,
-        wait: Callable[[Parcel, timedelta], None],
-    ) -> None:
-        self.tensor, self.tag, self.outbox, self._wait = tensor, tag, outbox, wait
+    def __init__(self, tensor: torch.Tensor, tag: int, outbox: Outbox, host: SameHost) -> None:
+        self.tensor, self.tag, self.outbox, self.host = tensor, tag, outbox, host
         self.size = tensor.nbytes
         self.framed = -1  # bytes that were; an empty message has a frame as well
         self.gone = self.met = False
@@ -57,7 +51,7 @@ class Parcel:
     def wait(self, timeout: timedelta) -> None:
         """Return when it is done; see :class:`~collectives.transport.Work`."""
         if not (self.gone and self.met):
-            self._wait(self, timeout)
+            self.host.wait_for(self, timeout)
 
 
 class Outbox:
@@ -155,6 +149,8 @@ class Outbox:
             if parcel is not None and parcel.framed == parcel.size:
                 parcel.gone = True
                 self._parcels.popleft()
+                if parcel.size > AT_ONCE * SLOT:
+                    parcel.host.take_in()
             elif self.posted:  # before the next part: whoever waits for it may have slots of ours
                 self._frame, self.posted = memoryview(self.posted), b""
             elif parcel is None or not self._load(parcel):
@@ -181,6 +177,8 @@ class Outbox:
 
     def _fill(self, parcel: Parcel) -> bool:
         """Copy the next parts of a message into slots; False if there is none."""
+        if parcel.framed > 0:
+            parcel.host.take_in()  # what has come meanwhile is still in the cache
         self._collect()
         begun, heads, free = max(parcel.framed, 0), b"", self._free
         address, tag, size = parcel.tensor.data_ptr(), parcel.tag, parcel.size
