@@ -23,6 +23,7 @@ pytestmark = linux
 SOON, LONG = timedelta(seconds=0.2), timedelta(seconds=20)
 RUN = "0123456789abcdef"
 ROOM = SLOT * SLOTS
+Pair = tuple[SameHost, SameHost]
 
 
 def hosts(size: int) -> list[SameHost]:
@@ -32,7 +33,7 @@ def hosts(size: int) -> list[SameHost]:
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[SameHost, SameHost]]:
+def pair() -> Iterator[Pair]:
     one, other = hosts(2)
     yield one, other
     one.break_off()
@@ -50,7 +51,7 @@ def numbers(nbytes: int, seed: int = 0) -> torch.Tensor:
 )
 @pytest.mark.parametrize("first", ["send", "recv"])
 def test_a_message_of_any_size_arrives_whichever_end_comes_first(
-    nbytes: int, first: str, pair: tuple[SameHost, SameHost]
+    nbytes: int, first: str, pair: Pair
 ) -> None:
     one, other = pair
     for seed in range(3):
@@ -68,7 +69,7 @@ def test_a_message_of_any_size_arrives_whichever_end_comes_first(
 
 @pytest.mark.parametrize("nbytes", [0, 4, SLOT + 1])
 def test_a_send_is_over_when_the_receiver_has_asked_for_it_and_not_before(
-    nbytes: int, pair: tuple[SameHost, SameHost]
+    nbytes: int, pair: Pair
 ) -> None:
     """Or a rank whose message nobody wants would learn of it one exchange later, or never."""
     one, other = pair
@@ -89,7 +90,7 @@ def test_a_send_is_over_when_the_receiver_has_asked_for_it_and_not_before(
     assert torch.equal(got, expected)
 
 
-def test_messages_match_by_tag_and_within_a_tag_by_order(pair: tuple[SameHost, SameHost]) -> None:
+def test_messages_match_by_tag_and_within_a_tag_by_order(pair: Pair) -> None:
     one, other = pair
     works, sizes = [], [8, SHORT + 8, 0, 2 * SLOT]
     sent = {
@@ -109,9 +110,23 @@ def test_messages_match_by_tag_and_within_a_tag_by_order(pair: tuple[SameHost, S
         work.wait(LONG)
 
 
-def test_a_receive_that_is_posted_in_the_middle_of_a_message_gets_all_of_it(
-    pair: tuple[SameHost, SameHost],
-) -> None:
+def test_what_comes_is_taken_in_while_a_long_message_leaves(pair: Pair) -> None:
+    one, other = pair
+    works = [other.send([numbers(1)], 0, 1), one.recv([numbers(1)], 1, 1)]
+    for work in reversed(works):  # now the way from the other one is open
+        work.wait(LONG)
+    sent = numbers(9 * SLOT + 1)
+    got, back = torch.zeros_like(sent), torch.zeros_like(sent)
+    one.recv([got], 1, 2)
+    works = [other.send([sent], 0, 2), one.send([sent.flip(0)], 1, 3)]
+    assert torch.equal(got, sent)
+    works.append(other.recv([back], 0, 3))
+    for work in reversed(works):
+        work.wait(LONG)
+    assert torch.equal(back, sent.flip(0))
+
+
+def test_a_receive_that_is_posted_in_the_middle_of_a_message_gets_all_of_it(pair: Pair) -> None:
     one, other = pair
     long, small = numbers(ROOM + 3 * SLOT), numbers(4)
     other.recv([torch.empty(4, dtype=torch.uint8)], 0, 2)
@@ -144,7 +159,7 @@ def together(*calls: object, on: object) -> None:
 
 
 def test_two_ranks_that_send_more_than_there_is_room_for_do_not_wait_for_each_other(
-    pair: tuple[SameHost, SameHost],
+    pair: Pair,
 ) -> None:
     nbytes = 2 * ROOM + 12_345
     sent = [numbers(nbytes, rank) for rank in range(2)]
@@ -159,9 +174,7 @@ def test_two_ranks_that_send_more_than_there_is_room_for_do_not_wait_for_each_ot
     assert torch.equal(got[1], sent[0])
 
 
-def test_more_messages_than_the_socket_holds_arrive_in_order(
-    pair: tuple[SameHost, SameHost],
-) -> None:
+def test_more_messages_than_the_socket_holds_arrive_in_order(pair: Pair) -> None:
     one, other = pair
     sent = [numbers(seed % 5 * 1000, seed) for seed in range(3_000)]
     works = [one.send([tensor], 1, 3) for tensor in sent]
@@ -176,16 +189,14 @@ def test_more_messages_than_the_socket_holds_arrive_in_order(
     assert all(map(torch.equal, sent, got))
 
 
-def test_a_message_of_another_size_than_expected_is_refused(
-    pair: tuple[SameHost, SameHost],
-) -> None:
+def test_a_message_of_another_size_than_expected_is_refused(pair: Pair) -> None:
     one, other = pair
     one.send([numbers(8)], 1, 1)
     with pytest.raises(RuntimeError, match="expected 4 bytes from rank 0, got 8"):
         other.recv([numbers(4)], 0, 1).wait(SOON)
 
 
-def test_nothing_comes_in_time(pair: tuple[SameHost, SameHost]) -> None:
+def test_nothing_comes_in_time(pair: Pair) -> None:
     receiving = pair[1].recv([numbers(4)], 0, 1)
     began = time.monotonic()
     with pytest.raises(TimeoutError) as caught:
@@ -235,9 +246,7 @@ def test_the_end_of_a_rank_is_noticed_after_what_it_sent_was_read(before: int) -
 
 
 @pytest.mark.parametrize("connected", [False, True])
-def test_a_wait_ends_when_it_is_broken_off_from_another_thread(
-    connected: bool, pair: tuple[SameHost, SameHost]
-) -> None:
+def test_a_wait_ends_when_it_is_broken_off_from_another_thread(connected: bool, pair: Pair) -> None:
     one, other = pair
     if connected:
         got = numbers(4)

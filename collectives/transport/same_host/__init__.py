@@ -13,9 +13,13 @@ socket itself; long ones in slots of memory that the sender shares (:mod:`.arena
 given back through the socket. So payloads leave when they are posted, as far as there is room, and
 the order of memory between the two processes is the kernel's business. A send is over when the
 receiver has asked for the message, as over gloo: a rank whose message nobody wants must learn of it
-in the same exchange, so receives are told to the senders, along with the next message. No thread:
-what does not fit is moved on in waits. A rank that ends, however it ends, closes its sockets, and
-those that wait for it know at once.
+in the same exchange, so receives are told to the senders, along with the next message. A rank that
+ends, however it ends, closes its sockets, and those that wait for it know at once.
+
+No thread: what does not fit is moved on in waits, and what comes while a long message is put into
+slots is taken out between them, while it is in the cache. To copy once instead of twice (with
+``process_vm_readv``) was considered: a send would then be over only when the receiver waits, and a
+rank that computes meanwhile could not run ahead of its neighbour.
 
 Nothing lies in the file system: names of sockets are abstract (of a network namespace), the memory
 is a ``memfd``; both vanish with the processes. Hence Linux only; ``COLLECTIVES_SAME_HOST=off``
