@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 
 from .dtypes import as_memory
 from .ranges import WATCHERS, ranged
+from .transport.same_host import NEAR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,6 +128,15 @@ class Flight:
         # A result that requires grad keeps its node alive, and the node this flight.
         self.inputs, self.works = (), ()
         return results
+
+    def needs(self, peer: int) -> bool:
+        """Whether a message to or from a peer may be under way; from any thread.
+
+        gloo does not say which it has moved before they are waited for.
+        """
+        return peer not in self.engine.near or any(
+            work.peer == peer and not work.done for work in self.works if isinstance(work, NEAR)
+        )
 
     def _near(self) -> bool:
         """Whether all of it goes past gloo: those waits end by themselves when they are broken."""

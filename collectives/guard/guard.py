@@ -12,7 +12,7 @@ from ..state import tag_mix
 from ..transport.group import failure_kind
 from .account import Account, Cause, Entry, entry_of
 from .aside import Aside
-from .judge import judge
+from .judge import finished, judge
 from .rollcall import Absent, await_none, call_roll
 
 if TYPE_CHECKING:
@@ -110,11 +110,20 @@ class Guard:
         if now - self._probed < _PROBE:
             return None
         self._probed = now
-        gone = [peer for peer in flight.call.peers if self._lost(peer)]
+        lost = [peer for peer in flight.call.peers if flight.needs(peer) and self._lost(peer)]
+        known = self._clerk.ask(lambda: self._unfinished(flight, lost), _NOTE) if lost else None
+        gone = lost if known is None else known
         if not gone or self.state.waiting is not flight:
             return None
         text = f"the connection of rank {self.rank} to rank {gone[0]} was closed"
         return self.report("lost", text, gone[0])
+
+    def _unfinished(self, flight: Flight, peers: list[int]) -> list[int]:
+        """Return those who have not said that they have moved all of this exchange."""
+        mine = self._account(flight)
+        accounts = {peer: self._board.account(peer) for peer in peers}
+        return [peer for peer, theirs in accounts.items()
+                if theirs is None or not finished(mine, theirs)]  # fmt: skip
 
     @property
     def stuck(self) -> str:

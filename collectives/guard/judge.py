@@ -21,7 +21,7 @@ from .account import Cause
 if TYPE_CHECKING:
     from .account import Account, Entry
 
-__all__ = ["compare", "judge"]
+__all__ = ["compare", "finished", "judge"]
 
 
 def judge(mine: Account, theirs: Account) -> Cause | None:
@@ -61,6 +61,15 @@ def judge(mine: Account, theirs: Account) -> Cause | None:
     if any(other.fits(entry, theirs.rank, mine.rank) for entry in mine.find(other.key)):
         return None  # this rank has done its part there
     return _mismatch(mine, theirs, waited, other)
+
+
+def finished(mine: Account, theirs: Account) -> bool:
+    """Whether the rank of ``theirs`` has moved all that ``mine`` waits for: then it may end."""
+    waited = mine.waiting
+    return waited is not None and any(
+        entry.done and waited.fits(entry, mine.rank, theirs.rank)
+        for entry in theirs.find(waited.key)
+    )
 
 
 def compare(mine: Entry, other: Entry) -> str:

@@ -28,5 +28,10 @@ leaves all to gloo.
 
 from .door import Door
 from .host import SameHost
+from .inbox import Receive
+from .outbox import Parcel
 
-__all__ = ["Door", "SameHost"]
+__all__ = ["NEAR", "Door", "SameHost"]
+
+NEAR = (Receive, Parcel)
+"""Of messages that go this way: they know their ``peer``, and whether they are ``done``."""
