@@ -198,11 +198,11 @@ def test_a_rank_that_comes_but_does_not_connect_is_told_from_one_that_is_absent(
         join(timeout=2)  # in which rank 1 must come, on a loaded machine too
 
 
-@pytest.mark.ranks(2, backend=None, fresh=True)
+@pytest.mark.ranks(2, 3, 5, backend=None, fresh=True)
 def test_rank_0_holds_its_store_until_a_slow_rank_has_read_why_it_failed(
-    rank: int, port: int, monkeypatch: pytest.MonkeyPatch
+    rank: int, world_size: int, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched(monkeypatch, rank, 2, port)
+    launched(monkeypatch, rank, world_size, port)
 
     def listen_late(target: Callable[[], None], _: str) -> None:
         threading.Timer(1.5, target).start()  # 0.5 s after the failure
@@ -216,7 +216,7 @@ def test_rank_0_holds_its_store_until_a_slow_rank_has_read_why_it_failed(
     monkeypatch.setattr(
         dist, "init_process_group", fail if rank == 0 else lambda *_, **__: time.sleep(5)
     )
-    with fails_within(1 + SLACK, r"no memory \(rank 0 of 2\)"):
+    with fails_within(1 + SLACK, rf"no memory \(rank 0 of {world_size}\)"):
         join(timeout=60)
 
 

@@ -47,7 +47,7 @@ def test_what_autograd_keeps_does_not_grow_with_the_ranks(way: str, sizes: tuple
 
 
 def test_where_all_terms_are_kept_autograd_keeps_nothing_to_compute_them_again() -> None:
-    assert saved_bytes("keep=2", 2) <= saved_bytes("keep=2", 3)
+    assert saved_bytes("keep=2", 2) < saved_bytes("keep=2", 3)
 
 
 def mixed(adapter: Adapter, keep: int) -> list[object]:

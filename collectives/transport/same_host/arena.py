@@ -6,6 +6,8 @@ import ctypes
 import mmap
 import os
 
+from .frame import SAME_VERSION
+
 __all__ = ["AT_ONCE", "SLOT", "SLOTS", "Arena", "address_of", "new_memory"]
 
 SLOT = 1 << 20
@@ -40,7 +42,7 @@ class Arena:
     def address(self, slot: int) -> int:
         """Return where a slot begins in this process."""
         if not 0 <= slot < SLOTS:
-            raise ConnectionError(f"there is no slot {slot} in shared memory")
+            raise RuntimeError(f"there is no slot {slot} in shared memory; {SAME_VERSION}")
         return self._address + slot * SLOT
 
 

@@ -12,10 +12,13 @@ from __future__ import annotations
 import ctypes
 import struct
 
-__all__ = ["HEAD", "INLINE", "POSTED", "SHORT", "memory_of"]
+__all__ = ["HEAD", "INLINE", "POSTED", "SAME_VERSION", "SHORT", "memory_of"]
 
 HEAD = struct.Struct("<iIQ")
 INLINE, POSTED = -1, -2
+
+SAME_VERSION = "install one version of torch-collectives on all ranks"
+"""What to do about frames that are not as they should be."""
 
 SHORT = 64 * 1024
 """Bytes up to which a payload goes through the socket itself."""

@@ -12,7 +12,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from .door import Door, same_host
+from .door import Door, Visitor, same_host
 from .inbox import Inbox, Receive
 from .outbox import Outbox, Parcel
 
@@ -52,7 +52,7 @@ class SameHost:
         }
         self._inboxes: dict[int, Inbox] = {}
         self._broken = False
-        self._lines = [door.listener]
+        self._lines = door.lines
         weakref.finalize(self, _close, self._lines).atexit = False
         _open.add(self)
 
@@ -84,7 +84,7 @@ class SameHost:
     def flush(self) -> None:
         """Tell the peers what was posted, should this rank not wait for it at once."""
         for inbox in self._inboxes.values():
-            if inbox.outbox.posted:
+            if inbox.outbox.awaits:
                 inbox.outbox.push()
 
     def lost(self, peer: int) -> bool:
@@ -110,10 +110,7 @@ class SameHost:
         except ConnectionError as error:
             raise ConnectionError(f"Connection closed by peer (rank {peer})") from error
         except OSError as error:
-            raise OSError(
-                f"no way to rank {peer} of this host ({error}); COLLECTIVES_SAME_HOST=off on"
-                " all ranks sends everything over gloo"
-            ) from error
+            raise _no_way(f"to rank {peer}", error) from error
         self._lines.append(line)
         inbox = self._inboxes[peer] = Inbox(peer, Outbox(peer, line, arena))
         if self._broken:
@@ -159,7 +156,8 @@ class SameHost:
     def _sleep(self, inbox: Inbox, seconds: float) -> None:
         """Return when something may have happened, or after so many seconds."""
         poll = select.poll()
-        poll.register(self._door.listener, select.POLLIN)
+        for line in (self._door.listener, *self._door.silent):
+            poll.register(line, select.POLLIN)
         for way in self._inboxes.values():
             if way.line is not None and way.awaited:
                 poll.register(way.line, select.POLLIN)
@@ -171,13 +169,22 @@ class SameHost:
 
     def _admit(self) -> None:
         """Let in the ranks that have come to the door."""
-        while (visitor := self._door.admit(self._run)) is not None:
+        while (visitor := self._next_visitor()) is not None:
             peer, line, arena = visitor
-            self._lines.append(line)
-            with suppress(ConnectionError):  # it has ended already: what it sent is read later
-                (self._inboxes.get(peer) or self._reach(peer)).connect(line, arena)
+            inbox = self._inboxes.get(peer)
+            if peer not in self._addresses or (inbox is not None and inbox.line is not None):
+                line.close()  # no rank that is reached this way, or one that has come before
+                continue
+            with suppress(ConnectionError):  # it has ended already
+                (inbox or self._reach(peer)).connect(line, arena)
             if self._broken:
                 self.break_off()
+
+    def _next_visitor(self) -> Visitor | None:
+        try:
+            return self._door.admit(self._run)
+        except OSError as error:
+            raise _no_way("from another rank", error) from error
 
     def _is_lost(self, inbox: Inbox) -> bool:
         """Whether a peer has ended, so that what has not been moved will not be."""
@@ -185,6 +192,13 @@ class SameHost:
             self._admit()  # it may have sent, and ended
             return inbox.line is None
         return inbox.lost
+
+
+def _no_way(where: str, error: OSError) -> OSError:
+    return OSError(
+        f"no way {where} of this host ({error}); where files are short, raise `ulimit -n`;"
+        " COLLECTIVES_SAME_HOST=off on all ranks sends everything over gloo"
+    )
 
 
 def _hung_up(line: socket.socket) -> bool:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .arena import AT_ONCE, SLOT, Arena, address_of
-from .frame import HEAD, INLINE, POSTED, SHORT, memory_of
+from .frame import HEAD, INLINE, POSTED, SAME_VERSION, SHORT, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,8 +155,7 @@ class Inbox:
                 self.outbox.meet(tag)
             else:
                 self._part(tag, size, slot)
-        if self._read:
-            self._give_back()
+        self._give_back()
         self._filled = filled - start
         if self._filled and start:
             self._stage[: self._filled] = self._stage[start:filled]
@@ -164,7 +163,9 @@ class Inbox:
     def _begin(self, tag: int, size: int, start: int) -> int:
         """Begin a short message; return how much of its payload lies in the buffer."""
         if size > SHORT:
-            raise ConnectionError(f"a message of {size} bytes in a socket for {SHORT}")
+            raise RuntimeError(
+                f"rank {self.peer} sends {size} bytes where {SHORT} are the most; {SAME_VERSION}"
+            )
         message = self._message(tag, size)
         if message.receive is None:
             message.kept = bytearray(size or 1)
@@ -204,9 +205,11 @@ class Inbox:
 
     def _give_back(self) -> None:
         """Tell the sender which slots have been read."""
-        assert self.line is not None
+        if not self._read:
+            return
+        assert self.line is not None  # they came from there
         try:
-            sent = self.line.send(self._read, socket.MSG_NOSIGNAL) if self._read else 0
+            sent = self.line.send(self._read, socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):
@@ -227,6 +230,7 @@ class Inbox:
     def _hand_over(self, message: _Message, receive: Receive) -> None:
         if message.size != receive.size:
             raise RuntimeError(
-                f"expected {receive.size} bytes from rank {self.peer}, got {message.size}"
+                f"expected {receive.size} bytes from rank {self.peer}, got {message.size};"
+                f" {SAME_VERSION}"
             )
         message.receive, message.address = receive, receive.address
