@@ -120,6 +120,18 @@ def send_big(at: Loop) -> None:
     at.exchange.shift(torch.ones(at.shape))
 
 
+def send_more_than_has_room(at: Loop) -> None:
+    started = at.exchange.start_shift(torch.ones(at.shape))
+    time.sleep(0.5)
+    started.wait()
+
+
+def die_under_way(at: Loop) -> None:
+    """Die when all messages have been asked for, and none has fully left."""
+    at.exchange.start_shift(torch.ones(at.shape))
+    os.kill(os.getpid(), SIGKILL)
+
+
 def renew_after(at: Loop) -> None:
     """Take an error for one that all ranks outlive, as long as nobody says otherwise."""
     try:
@@ -129,6 +141,7 @@ def renew_after(at: Loop) -> None:
 
 
 _BIG = (1 << 24,)  # 64 MiB of float32
+_BIGGER = (18 << 20,)  # more than ranks of one host have room for
 
 LOSSES = (
     Row("SIGKILL", loop(die), gone(2), but=_RANK_2_ITSELF),
@@ -139,6 +152,13 @@ LOSSES = (
         replace(gone(1), may_leave_threads=True),
         but={1: None},
         size=2,
+    ),
+    Row(
+        "SIGKILL with 72 MiB started",
+        loop(die_under_way, usually=send_more_than_has_room, by=1, shape=_BIGGER, steps=3, at=1),
+        replace(gone(1), may_leave_threads=True),
+        but={1: None},
+        size=3,
     ),
     Row("SIGKILL of the store's host", loop(die, by=0), gone(0), but={0: None, 2: CUT_OFF}),
     Row("exit 0", loop(leave), gone(2), but={2: Expected((SystemExit,), code=0)}),

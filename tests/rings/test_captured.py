@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from collectives import Adapter, Exchange, Ring
+from collectives.circuit import captured
 from collectives.errors import ArgumentError, CapturedTensorError, ExchangeError
 from tests.support.worlds import SIZES, World
 
@@ -216,3 +217,18 @@ def test_grad_mode_on_some_ranks_only_is_a_mismatch(world: World) -> None:
     for text in world(one_without_grad, 3):
         assert "ring_fold(axis='ring', no_grad)" in text or world.name == "batches"
         assert text != "no error"
+
+
+def test_the_number_of_the_next_node_is_known_without_the_function_of_newer_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Older nodes have lower numbers, and the next one has not."""
+    x = torch.ones(1, requires_grad=True)
+    for _ in range(2):
+        before = x * 2
+        since = captured.clock()
+        after = x * 2
+        assert before.grad_fn is not None
+        assert after.grad_fn is not None
+        assert before.grad_fn._sequence_nr() < since <= after.grad_fn._sequence_nr()
+        monkeypatch.setattr(captured, "_peek", None)
