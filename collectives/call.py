@@ -141,7 +141,8 @@ class Call:
             m.pack.nbytes for m in self.recv_packs
         )
         self.large = any(leaf.nbytes >= WORTH_IT for leaf in self.outputs)
-        self.long = any(m.leaf.nbytes >= LONG for m in (*self.send_singles, *self.recv_singles))
+        # All together: where one stands still, those before it may have filled the connection.
+        self.long = max(self.bytes_sent, self.bytes_received) >= LONG
         self.batches: dict[int, Call] = {}  # the same with a batch in front, by its size
         self._reverse: Call | None = None
         self._tangent: Call | None = None

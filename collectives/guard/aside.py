@@ -3,7 +3,7 @@
 gloo's waits end when their connection breaks, with one exception: a peer that dies in the middle of
 a message leaves the receiver waiting for the rest of it until its deadline, whatever is done to the
 connection (torch 2.13, measured). A thread costs some 0.1 ms, which does not show beside a message
-that takes milliseconds, and short messages have no middle to speak of.
+that takes milliseconds, and a few short messages have no middle to speak of.
 
 A thread that was left behind must not come back while the interpreter ends: Python (< 3.14) stops
 it by unwinding C++ that does not allow it, and the process dies of SIGABRT. So an end that is near

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from collectives import Mesh, Ring
 from collectives.call import Call, Specs
-from collectives.messages import PACK_UP_TO, SHARE_FROM, Leaf
+from collectives.messages import LONG, PACK_UP_TO, SHARE_FROM, Leaf
 from collectives.plan import Lane, Plan, plan_exchange, plan_permute, plan_shift
 from collectives.signature import Signature
 
@@ -92,6 +92,16 @@ def test_two_lanes_to_one_peer_share_a_message_of_middle_size(
     size: int, nbytes: int, sent: int
 ) -> None:
     assert exchange_call(size, Leaf((nbytes // 4,), torch.float32)).messages_sent == sent
+
+
+@pytest.mark.parametrize(
+    ("count", "nbytes", "long"),
+    [(1, LONG, True), (1, LONG - 4, False), (64, LONG // 64, True), (63, LONG // 64, False)],
+)
+def test_messages_are_long_together(count: int, nbytes: int, *, long: bool) -> None:
+    leaves = (Leaf((nbytes // 4,), torch.float32),) * count
+    plan = plan_shift(Ring(3), 0, 0, 1)
+    assert Call(plan, (leaves,), (leaves,)).long is long
 
 
 def words_of(lanes: tuple[Lane, ...], sends: Specs, recvs: Specs, trees: Trees = None) -> str:

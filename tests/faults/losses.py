@@ -120,15 +120,17 @@ def send_big(at: Loop) -> None:
     at.exchange.shift(torch.ones(at.shape))
 
 
-def send_more_than_has_room(at: Loop) -> None:
-    started = at.exchange.start_shift(torch.ones(at.shape))
+def send_many(at: Loop) -> None:
+    """Start more messages than ranks of one host have room for, and wait for them later."""
+    tensors = [torch.ones(at.shape) for _ in range(_MANY)]
+    started = at.exchange.start_shift(tensors, timeout=2 * DEADLINE)  # to be told from it
     time.sleep(0.5)
     started.wait()
 
 
 def die_under_way(at: Loop) -> None:
-    """Die when all messages have been asked for, and none has fully left."""
-    at.exchange.start_shift(torch.ones(at.shape))
+    """Die when all messages have been asked for, and the last have not left."""
+    at.exchange.start_shift([torch.ones(at.shape) for _ in range(_MANY)])
     os.kill(os.getpid(), SIGKILL)
 
 
@@ -141,7 +143,7 @@ def renew_after(at: Loop) -> None:
 
 
 _BIG = (1 << 24,)  # 64 MiB of float32
-_BIGGER = (18 << 20,)  # more than ranks of one host have room for
+_MANY = 100  # messages
 
 LOSSES = (
     Row("SIGKILL", loop(die), gone(2), but=_RANK_2_ITSELF),
@@ -154,8 +156,8 @@ LOSSES = (
         size=2,
     ),
     Row(
-        "SIGKILL with 72 MiB started",
-        loop(die_under_way, usually=send_more_than_has_room, by=1, shape=_BIGGER, steps=3, at=1),
+        "SIGKILL with 100 messages started",
+        loop(die_under_way, usually=send_many, by=1, shape=(1 << 15,), steps=3, at=1),
         replace(gone(1), may_leave_threads=True),
         but={1: None},
         size=3,
