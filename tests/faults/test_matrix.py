@@ -79,8 +79,3 @@ def test_names_of_rows_are_unique_and_those_without_the_guard_exist() -> None:
 def test_the_readme_says_how_many_faults_there_are() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert f"`make faults` plays {len(ROWS)} faults" in readme
-
-
-def test_the_readme_says_how_many_faults_there_are() -> None:
-    readme = Path(__file__).parents[2] / "README.md"
-    assert f"`make faults` plays {len(ROWS)} faults" in readme.read_text()
