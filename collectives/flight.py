@@ -147,9 +147,11 @@ class Flight:
         begun, deadline, now = self.begun, self.deadline, time.monotonic
         self.entered = moved = now()
         full, exact = deadline.full, begun + deadline.GRACE
-        work = None
+        work, works = None, self.works
+        if self.engine.mixed:  # gloo moves its own meanwhile; what goes past it, waits do
+            works = sorted(works, key=lambda work: not isinstance(work, NEAR))
         try:
-            for work in self.works:
+            for work in works:
                 work.wait(full if moved < exact else deadline.remaining(moved - begun))
                 moved = now()
         except BaseException:

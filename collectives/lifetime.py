@@ -95,6 +95,7 @@ class Lifetime(BoundLate):
         group, state = binding.context.group, binding.engine.state
         if group is not None and successor(group) is group:
             renew_group(group, state.guard, seconds, binding.here)
+            state.leave_host()
         elif group is None:
             state.broken = None
         self._binding = None

@@ -135,6 +135,12 @@ class GroupState:
         self.wreck = self.waiting = self.guard = self.same_host = None
         self.dropped.clear()
 
+    def leave_host(self) -> None:
+        """Give back what messages among ranks of this host took; by the thread that exchanges."""
+        if self.same_host is not None:
+            self.same_host.close()
+        self.same_host = None
+
     def follow(self, numbers: tuple[int, ...]) -> None:
         """Put the step that the runtime says into the signatures, unless somebody marks steps."""
         if numbers != self._marks and not self.marked:

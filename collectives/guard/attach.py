@@ -14,7 +14,7 @@ import torch
 from .. import runtime
 from ..errors import ExchangeTimeout
 from ..facts import Facts
-from ..hello import decline, greet
+from ..hello import Greeting, decline, greet
 from ..launcher import find_job
 from ..settings import same_host
 from ..transport.control import (
@@ -89,7 +89,7 @@ def attach(
     if lasting and facts.rank == 0:
         warnings.warn(f"{_STALE} (rank 0 of {facts.size})", RuntimeWarning, stacklevel=2)
 
-    def meet() -> Board:
+    def meet() -> tuple[Board, Greeting]:
         # A group that is made again over the same store (a second fit) must not read what was
         # left for the one before: each has a page of its own.
         store = open_store(group)
@@ -101,13 +101,13 @@ def attach(
             stop=given_up,
             lasting=lasting,
         )
+        return Board(cast("StoreLike", page(store, greeting.run)), facts.rank), greeting
+
+    try:
+        board, greeting = dog.clerk.call(meet, timeout + _GRACE)
         state.run = greeting.run
         if door is not None:
             state.same_host = SameHost(door, facts.rank, greeting.doors, greeting.run)
-        return Board(cast("StoreLike", page(store, greeting.run)), facts.rank)
-
-    try:
-        board = dog.clerk.call(meet, timeout + _GRACE)
     except ClerkTimeoutError as error:
         raise ExchangeTimeout(
             f"hello: the rendezvous store did not answer within {timeout:g} s (rank {facts.rank} of"
@@ -118,20 +118,20 @@ def attach(
         given_up.set()  # Ctrl-C comes here, and not to the thread that greets
         if door is not None and state.same_host is None:
             door.close()
-    reference = weakref.ref(group)
     # Weakly: a guard may still be saying good-bye when the group has long been gone.
-    ways = [] if state.same_host is None else [weakref.ref(state.same_host)]
+    reference = weakref.ref(group)
+    way = _nothing if state.same_host is None else weakref.ref(state.same_host)
 
     def interrupt() -> None:
-        found = reference()
-        for near in filter(None, (way() for way in ways)):
+        found, near = reference(), way()
+        if near is not None:
             near.break_off()
         if found is not None:
             break_connections(found, device)
 
     def lost(peer: int) -> bool:
-        found = reference()
-        if any(near.lost(peer) for near in filter(None, (way() for way in ways))):
+        found, near = reference(), way()
+        if near is not None and near.lost(peer):
             return True
         return found is not None and connection_lost(found, device, peer)
 
@@ -152,6 +152,10 @@ def attach(
     )
     dog.add(guard)
     return guard
+
+
+def _nothing() -> None:
+    return None
 
 
 def stay_away(group: ProcessGroup, topology: str, reason: str, seconds: float) -> None:

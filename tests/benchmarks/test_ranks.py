@@ -20,6 +20,7 @@ from benchmarks.ranks import run_ranks
 
 def ends(rank: int, how: str) -> Iterator[int]:
     yield os.getpid()
+    dist.barrier()  # rank 0 has said so before the other ends
     if dist.get_rank() == rank:
         if how == "error":
             raise ValueError(how)

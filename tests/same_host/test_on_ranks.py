@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -13,8 +15,12 @@ import torch.distributed as dist
 
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Ring
+from collectives.errors import ExchangeError
+from collectives.transport import Work
+from collectives.transport import group as group_module
 from collectives.transport.same_host import SameHost
 from collectives.transport.same_host import door as door_module
+from collectives.transport.same_host.inbox import Receive
 from tests.support.ranks import linux, wait_until
 
 pytestmark = linux
@@ -102,6 +108,70 @@ def test_a_rank_that_is_told_to_or_must_goes_over_gloo_and_the_others_among_them
         monkeypatch.setenv("COLLECTIVES_SAME_HOST", "off")
     near = neighbours(rank, world_size) - {0} if rank else set()
     check_against_gloo(rank, monkeypatch, near)
+
+
+class Noted:
+    """A message over gloo whose wait is noted."""
+
+    def __init__(self, work: Work, waits: list[str]) -> None:
+        self.work, self.waits = work, waits
+
+    def wait(self, timeout: timedelta) -> object:
+        self.waits.append("far")
+        return self.work.wait(timeout)
+
+
+@pytest.mark.ranks(3)
+def test_what_waits_must_move_is_waited_for_before_what_gloo_moves_by_itself(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other way round, a far rank that is late would hold up a long message to a near one."""
+    waits: list[str] = []
+    near_wait, far = Receive.wait, group_module.post_function
+
+    def noted(self: Receive, timeout: timedelta) -> None:
+        waits.append("near")
+        near_wait(self, timeout)
+
+    def post(backend: object, name: Literal["send", "recv"]) -> Callable[..., Noted]:
+        return lambda *message: Noted(far(backend, name)(*message), waits)
+
+    monkeypatch.setattr(Receive, "wait", noted)
+    monkeypatch.setattr(group_module, "post_function", post)
+    monkeypatch.setattr(door_module, "_host", lambda: f"host {rank // 2}")
+    exchange = Exchange(Ring, RawDDPAdapter(dist.new_group()), timeout=20)
+    got = exchange.exchange(to_left=torch.tensor([rank]), to_right=torch.tensor([10 * rank]))
+    assert got.from_left.tolist() == [10 * ((rank - 1) % 3)]
+    assert got.from_right.tolist() == [(rank + 1) % 3]
+    # Rank 2 is alone on its host; the others have one neighbour here, and that one there.
+    assert waits == (["near", "far", "far"] if rank < 2 else 4 * ["far"])
+
+
+@pytest.mark.ranks(2, 3, 5, fresh=True)
+def test_a_renewed_group_has_given_back_files_and_memory_of_the_one_before(rank: int) -> None:
+    exchange = Exchange(Ring, RawDDPAdapter(), timeout=20)
+    big = torch.full((3 << 20,), rank, dtype=torch.uint8)
+
+    def taken() -> tuple[int, int]:
+        exchange.exchange(to_left=big, to_right=big)
+        maps, sockets = (Path(f"/proc/self/{name}").read_text() for name in ("maps", "net/unix"))
+        inodes = [int(line.split()[6]) for line in sockets.splitlines()[1:]]
+        mine = links()
+        return maps.count("memfd:collectives"), sum(f"socket:[{n}]" in mine for n in inodes)
+
+    def go_round() -> None:
+        while True:  # who is not beside rank 0 may get some more
+            exchange.shift(big)
+
+    before = taken()
+    assert min(before) >= 2
+    for _ in range(3):
+        if rank == 0:
+            exchange.abort("a new beginning")
+        with pytest.raises(ExchangeError, match="a new beginning"):
+            go_round()
+        exchange.renew()
+        assert taken() == before
 
 
 @pytest.mark.ranks(3)

@@ -100,8 +100,11 @@ class SameHost:
                 line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close all ways, of this process."""
+        """Close all ways, of this process, and give their memory back; no wait goes on."""
+        self._broken = True
         _close(self._lines)
+        while self._inboxes:
+            self._inboxes.popitem()[1].close()
 
     def _reach(self, peer: int) -> Inbox:
         """Open the way to a rank; return the way from it, which that rank may have to open yet."""
@@ -134,7 +137,9 @@ class SameHost:
     def wait_for(self, work: Receive | Parcel, timeout: timedelta) -> None:
         """Return when a message has been moved."""
         end = time.monotonic() + timeout.total_seconds()
-        inbox = self._inboxes[work.peer]
+        inbox = self._inboxes.get(work.peer)
+        if inbox is None:
+            raise ConnectionError(f"Connection to rank {work.peer} closed here")
         while True:
             for way in self._inboxes.values():
                 way.outbox.push()

@@ -96,6 +96,11 @@ class Inbox:
         """Begin to read from the sender's socket, which does not block."""
         self.line, self._arena = line, arena
 
+    def close(self) -> None:
+        """Let go of the memory, in both directions; whoever still has a message may keep this."""
+        self.lost, self._arena = True, None
+        self.outbox.close()
+
     @property
     def awaited(self) -> bool:
         """Whether something must come before this rank can move on."""

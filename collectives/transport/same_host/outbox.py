@@ -64,7 +64,8 @@ class Outbox:
     """
 
     def __init__(self, peer: int, line: socket.socket, arena: Arena) -> None:
-        self.peer, self.line, self._arena = peer, line, arena
+        self.peer, self.line = peer, line
+        self._arena: Arena | None = arena
         self.lost = False  # the receiver has ended
         # The one that came back last is taken first: it still is in the cache.
         self._free = bytearray(reversed(range(SLOTS)))
@@ -104,6 +105,12 @@ class Outbox:
         parcel.framed = size
         self._parcels.append(parcel)
         return parcel
+
+    def close(self) -> None:
+        """Let go of the memory, and of all that has not left."""
+        self.lost, self._arena = True, None
+        self._parcels.clear()
+        self._frame, self.posted = memoryview(b""), b""
 
     def tell(self, tag: int) -> None:
         """Note that a receive was posted; the receiver is told with the next message, or push."""
@@ -180,6 +187,7 @@ class Outbox:
         if parcel.framed > 0:
             parcel.host.take_in()  # what has come meanwhile is still in the cache
         self._collect()
+        assert self._arena is not None  # nothing leaves once it is closed
         begun, heads, free = max(parcel.framed, 0), b"", self._free
         address, tag, size = parcel.tensor.data_ptr(), parcel.tag, parcel.size
         end = min(size, begun + AT_ONCE * SLOT)
