@@ -6,7 +6,7 @@
 ``plain``      the contestants that are not ours
 ``nowhere``    a transport that moves nothing, to see the Python alone
 ``imports``    what ``import collectives`` costs
-``ranks``      two processes over gloo, on this machine
+``ranks``      processes of this machine, with a group over gloo
 ``payload``    what is sent, and whether it arrived
 ``report``     tables and JSON
 ``command``    the options that both have

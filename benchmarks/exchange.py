@@ -1,4 +1,4 @@
-"""Two-way exchange between two ranks over gloo, against the copied function.
+"""Two-way exchange between two ranks of one host, against the copied function over gloo.
 
 Run it with ``python -m benchmarks.exchange`` (or ``make bench``); ``--quick`` for a first look.
 """
@@ -59,7 +59,7 @@ TARGETS = (
             BARE,
             most,
         )
-        for where in ("over gloo", "nothing moved")
+        for where in ("between ranks", "nothing moved")
         for mode, most in {"no grad": 15e-6, "with grad": 35e-6}.items()
     ),
     Target("import collectives adds to import torch", "import", BOTH, TORCH, 0.2),
@@ -93,7 +93,7 @@ def _between_ranks(rounds: int, *, quick: bool, only: list[str]) -> Iterator[Mea
     if not only or "many" in only:
         yield measure_many(exchange, referee)
     if not only or "python" in only:
-        yield from measure_python(exchange, plain.gloo_calls(), referee, "over gloo")
+        yield from measure_python(exchange, plain.gloo_calls(), referee, "between ranks")
         nowhere = Nowhere(exchange.rank, exchange.size)
         alone = Exchange(Ring, NowhereAdapter(nowhere))
         yield from measure_python(alone, (nowhere.send, nowhere.recv), referee, "nothing moved")

@@ -2,12 +2,14 @@
 
 Run it with ``python -m benchmarks.guard`` (or ``make bench-guard``): tags, watchdog, deadline and
 flight record, against bare calls of the process group between the same two ranks over gloo. Thread
-time is of the calling thread, processor time of all threads of a rank.
+time is of the calling thread, processor time of all threads of a rank: gloo copies in a thread of
+its own, and what takes its place between ranks of one host in the caller's, where it waits.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -35,6 +37,7 @@ MODES: tuple[Mode, ...] = ("off", "auto", "always")
 LIMIT = 300.0  # seconds for all measurements
 
 BARE, AGAIN = "bare ProcessGroup calls", "bare ProcessGroup calls again (A/A)"
+OVER_GLOO = 'collectives, verify="auto", over gloo'
 ADDED = 15e-6  # seconds of the calling thread
 
 
@@ -64,15 +67,25 @@ def _between_ranks(rounds: int, *, quick: bool) -> Iterator[Measurement]:
     referee = Referee(rounds, slot=0.02 if quick else 0.1, control=dist.new_group())
     # Each mode on a group of its own: those that share one share its guard.
     exchanges = {
-        mode: Exchange(Ring, RawDDPAdapter(dist.new_group()), verify=mode) for mode in MODES
+        _name(mode): Exchange(Ring, RawDDPAdapter(dist.new_group()), verify=mode) for mode in MODES
     }
+    exchanges[OVER_GLOO] = _over_gloo()
     for name, size in SIZES.items():
         with torch.no_grad():
             yield from _measure(exchanges, referee, name, size)
 
 
+def _over_gloo() -> Exchange:
+    """Return one whose messages go the same way as those of the bare calls."""
+    exchange = Exchange(Ring, RawDDPAdapter(dist.new_group()))
+    os.environ["COLLECTIVES_SAME_HOST"] = "off"
+    exchange.shift(torch.zeros(1))  # here ranks agree on their ways
+    del os.environ["COLLECTIVES_SAME_HOST"]
+    return exchange
+
+
 def _measure(
-    exchanges: dict[Mode, Exchange], referee: Referee, name: str, size: int
+    exchanges: dict[str, Exchange], referee: Referee, name: str, size: int
 ) -> Iterator[Measurement]:
     """One tensor of ``size`` bytes to each side, into buffers that are kept."""
     rank = dist.get_rank()
@@ -82,13 +95,13 @@ def _measure(
         BARE: bare,
         AGAIN: functools.partial(bare),
         **{
-            _name(mode): functools.partial(
+            way: functools.partial(
                 exchange.exchange,
                 to_left=to_left,
                 to_right=to_right,
                 out=Received(torch.empty_like(to_right), torch.empty_like(to_left)),
             )
-            for mode, exchange in exchanges.items()
+            for way, exchange in exchanges.items()
         },
     }
     for exchange in exchanges.values():

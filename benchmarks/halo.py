@@ -1,4 +1,4 @@
-"""Halo exchange on a 2 x 2 mesh over gloo, against gathering the slabs.
+"""Halo exchange on a 2 x 2 mesh of one host, against gathering the slabs over gloo.
 
 Run it with ``python -m benchmarks.halo``; ``--quick`` for a first look.
 """

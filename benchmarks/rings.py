@@ -1,4 +1,4 @@
-"""Ring loops of two ranks over gloo, against loops around the copied function.
+"""Ring loops of two ranks of one host, against loops around the copied function over gloo.
 
 Run it with ``python -m benchmarks.rings`` (or ``make bench-rings``); ``--quick`` for a first look.
 
