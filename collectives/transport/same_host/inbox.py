@@ -32,13 +32,14 @@ class Receive:
         wait: Returns when it is there.
     """
 
-    __slots__ = ("_wait", "address", "done", "inbox", "size", "tensor")
+    __slots__ = ("_wait", "address", "came", "done", "inbox", "size", "tensor")
 
     def __init__(
         self, tensor: torch.Tensor, inbox: Inbox, wait: Callable[[Receive, timedelta], None]
     ) -> None:
         self.tensor, self.inbox, self._wait = tensor, inbox, wait
-        self.address, self.size, self.done = tensor.data_ptr(), tensor.nbytes, False
+        self.address, self.size = tensor.data_ptr(), tensor.nbytes
+        self.came, self.done = 0, False
 
     @property
     def peer(self) -> int:
@@ -53,21 +54,20 @@ class Receive:
             self._wait(self, timeout)
 
 
-class _Message:
-    """One that has come, or of which a part has.
+class _Early:
+    """A message, or a part of one, that nobody has asked for.
 
     Args:
         size: Bytes of all of it.
     """
 
-    __slots__ = ("address", "came", "held", "kept", "receive", "size")
+    __slots__ = ("address", "came", "done", "held", "kept", "size")
 
     def __init__(self, size: int) -> None:
-        self.size, self.came = size, 0
-        self.receive: Receive | None = None
-        self.address = 0
-        self.kept: bytearray | None = None  # a short one that nobody has asked for
-        self.held: list[int] = []  # slots of a long one that nobody has asked for
+        self.size, self.came, self.done = size, 0, False
+        self.kept = bytearray(size if size <= SHORT else 0)  # a short one
+        self.address = address_of(self.kept) if self.kept else 0
+        self.held: list[int] = []  # slots of a long one
 
 
 class Inbox:
@@ -84,12 +84,12 @@ class Inbox:
         self.lost = False  # the sender has ended, and all that it sent has been read
         self._arena: Arena | None = None
         self._posted: dict[int, list[Receive]] = {}
-        self._early: dict[int, list[_Message]] = {}
+        self._early: dict[int, list[_Early]] = {}
         self._stage = bytearray(_STAGE)
         self._view, self._stage_at = memoryview(self._stage), address_of(self._stage)
         self._filled = 0
-        self._short: _Message | None = None  # whose payload has come in part
-        self._long: _Message | None = None  # of which more parts will come
+        self._short: Receive | _Early | None = None  # whose payload has come in part
+        self._long: Receive | _Early | None = None  # of which more parts will come
         self._read = b""  # slots that the sender does not know to be free
 
     def connect(self, line: socket.socket, arena: Arena) -> None:
@@ -117,24 +117,28 @@ class Inbox:
         message = early.pop(0)
         if not early:
             del self._early[tag]
-        self._hand_over(message, receive)
-        if message.kept is not None:
-            ctypes.memmove(receive.address, address_of(message.kept), message.came)
+        self._check(receive, message.size)
+        if message.kept:
+            ctypes.memmove(receive.address, message.address, message.came)
         for position, slot in enumerate(message.held):
-            self._unload(message, slot, position * SLOT)
+            self._unload(receive, slot, position * SLOT)
         self._give_back()
-        receive.done = message.came == message.size
+        receive.came, receive.done = message.came, message.done
+        if self._short is message:
+            self._short = receive
+        elif self._long is message:
+            self._long = receive
 
     def read(self) -> bool:
         """Take in what has come; whether anything has."""
-        line, message = self.line, self._short
+        line, target = self.line, self._short
         if line is None or self.lost:
             return False
         try:
-            if message is None:
+            if target is None:
                 came = line.recv_into(self._view[self._filled :])
             else:
-                rest = memory_of(message.address + message.came, message.size - message.came)
+                rest = memory_of(target.address + target.came, target.size - target.came)
                 came = line.recv_into(rest)
         except BlockingIOError:
             return False
@@ -142,11 +146,13 @@ class Inbox:
             came = 0
         if not came:
             self.lost = True
-        elif message is None:
+        elif target is None:
             self._filled += came
             self._parse()
         else:
-            self._add(message, came)
+            target.came += came
+            if target.came == target.size:
+                target.done, self._short = True, None
         return True
 
     def _parse(self) -> None:
@@ -171,39 +177,30 @@ class Inbox:
             raise RuntimeError(
                 f"rank {self.peer} sends {size} bytes where {SHORT} are the most; {SAME_VERSION}"
             )
-        message = self._message(tag, size)
-        if message.receive is None:
-            message.kept = bytearray(size or 1)
-            message.address = address_of(message.kept)
+        target = self._target(tag, size)
         here = min(size, self._filled - start)
-        ctypes.memmove(message.address, self._stage_at + start, here)
-        self._short = message
-        self._add(message, here)
+        ctypes.memmove(target.address, self._stage_at + start, here)
+        target.came, target.done = here, here == size
+        if here < size:
+            self._short = target
         return here
-
-    def _add(self, message: _Message, came: int) -> None:
-        message.came += came
-        if message.came == message.size:
-            self._short = None
-            if message.receive is not None:
-                message.receive.done = True
 
     def _part(self, tag: int, size: int, slot: int) -> None:
         """Take in a slot of a long message."""
-        message = self._long or self._message(tag, size)
-        position, message.came = message.came, min(message.came + SLOT, size)
-        self._long = message if message.came < size else None
-        if message.receive is None:
-            message.held.append(slot)
-            return
-        self._unload(message, slot, position)
-        message.receive.done = self._long is None
+        target = self._long or self._target(tag, size)
+        position, target.came = target.came, min(target.came + SLOT, size)
+        if isinstance(target, Receive):
+            self._unload(target, slot, position)
+        else:
+            target.held.append(slot)
+        target.done = target.came == size
+        self._long = None if target.done else target
 
-    def _unload(self, message: _Message, slot: int, position: int) -> None:
+    def _unload(self, receive: Receive, slot: int, position: int) -> None:
         """Copy what a slot holds, which can then be given back."""
         assert self._arena is not None  # it came from there
-        part = min(SLOT, message.size - position)
-        ctypes.memmove(message.address + position, self._arena.address(slot), part)
+        part = min(SLOT, receive.size - position)
+        ctypes.memmove(receive.address + position, self._arena.address(slot), part)
         self._read += bytes((slot,))
         if len(self._read) >= AT_ONCE:
             self._give_back()
@@ -221,21 +218,21 @@ class Inbox:
             sent = len(self._read)  # the sender has ended: it needs no slots
         self._read = self._read[sent:]
 
-    def _message(self, tag: int, size: int) -> _Message:
-        message, posted = _Message(size), self._posted.get(tag)
+    def _target(self, tag: int, size: int) -> Receive | _Early:
+        """Return where a message that begins to come belongs."""
+        posted = self._posted.get(tag)
         if posted is None:
-            self._early.setdefault(tag, []).append(message)
-            return message
+            early = _Early(size)
+            self._early.setdefault(tag, []).append(early)
+            return early
         receive = posted.pop(0)
         if not posted:
             del self._posted[tag]
-        self._hand_over(message, receive)
-        return message
+        self._check(receive, size)
+        return receive
 
-    def _hand_over(self, message: _Message, receive: Receive) -> None:
-        if message.size != receive.size:
+    def _check(self, receive: Receive, size: int) -> None:
+        if size != receive.size:
             raise RuntimeError(
-                f"expected {receive.size} bytes from rank {self.peer}, got {message.size};"
-                f" {SAME_VERSION}"
+                f"expected {receive.size} bytes from rank {self.peer}, got {size}; {SAME_VERSION}"
             )
-        message.receive, message.address = receive, receive.address
