@@ -123,6 +123,10 @@ class GroupState:
         self._owner = threading.current_thread()
         self.thread = threading.get_ident()
 
+    def shares_thread(self, other: GroupState) -> bool:
+        """Whether one thread exchanges over both groups, so that it waits in one at a time."""
+        return self._owner is not None and self._owner is other._owner
+
     def forget(self) -> None:
         """Let go of all that refers to the group, once it was destroyed.
 

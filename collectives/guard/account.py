@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..messages import PackedMessage, SingleMessage
     from ..trace import Trace
 
-__all__ = ["Account", "Cause", "Entry", "entry_of", "read_account", "read_cause"]
+__all__ = ["Account", "Cause", "Elsewhere", "Entry", "entry_of", "read_account", "read_cause"]
 
 _LONGEST = 256 * 1024  # characters of an account
 _LONGEST_TEXT = 400  # of one text in it
@@ -69,6 +69,23 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What a rank waits for in another group.
+
+    Args:
+        run: Name of that group, the same on all its ranks.
+        rank: Which it is there.
+        entry: The exchange.
+        bound: Whether the thread that waits there is the one that exchanges here.
+    """
+
+    run: str
+    rank: int
+    entry: Entry
+    bound: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Account:
     """Where one rank of a group stands.
 
@@ -79,7 +96,7 @@ class Account:
         count: Exchanges that it has numbered so far.
         left: Why it will exchange no more; empty while it may.
         closed: Numbers of its Exchanges that will exchange no more.
-        elsewhere: What it waits for in another group, in words.
+        elsewhere: What it waits for in another group.
     """
 
     rank: int
@@ -88,7 +105,7 @@ class Account:
     count: int = 0
     left: str = ""
     closed: tuple[int, ...] = ()
-    elsewhere: str = ""
+    elsewhere: Elsewhere | None = None
 
     @property
     def waiting(self) -> Entry | None:
@@ -168,7 +185,7 @@ def read_account(text: str | bytes) -> Account | None:
             count=_as(int, data["count"]),
             left=_cut(_as(str, data["left"])),
             closed=tuple(_as(int, owner) for owner in _as(list, data["closed"])),
-            elsewhere=_cut(_as(str, data["elsewhere"])),
+            elsewhere=_read_elsewhere(data["elsewhere"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
@@ -216,6 +233,18 @@ def _read_entry(data: dict[str, object]) -> Entry:
         awaits=_read_tags(data["awaits"]),
         done=_as(bool, data["done"]),
         owner=_as(int, data["owner"]),
+    )
+
+
+def _read_elsewhere(data: object) -> Elsewhere | None:
+    if data is None:
+        return None
+    there = _as_dict(data)
+    return Elsewhere(
+        run=_as(str, there["run"]),
+        rank=_as(int, there["rank"]),
+        entry=_read_entry(_as_dict(there["entry"])),
+        bound=_as(bool, there["bound"]),
     )
 
 

@@ -149,6 +149,7 @@ def attach(
         interrupt=interrupt,
         lost=lost,
         alive=alive,
+        guards=dog.guards,
     )
     dog.add(guard)
     return guard

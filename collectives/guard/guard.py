@@ -10,16 +10,18 @@ from ..chain import place_in
 from ..record import dump, take
 from ..state import tag_mix
 from ..transport.group import failure_kind
-from .account import Account, Cause, Entry, entry_of
+from .account import Account, Cause, Elsewhere, Entry, entry_of
 from .aside import Aside
-from .judge import finished, judge
+from .judge import crossed, finished, judge
 from .rollcall import Absent, await_none, call_roll
+from .whereabouts import whereabouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..flight import Flight
     from ..state import GroupState
+    from ..trace import Trace
     from .board import Board
     from .clerk import Clerk
 
@@ -30,7 +32,6 @@ _NOTE = 0.5
 _PROBE = 1.0
 _FIRST = 1.0  # that a rank which knows more may take to say so
 _PATIENCE = 0.2  # that a wait may take to end by itself, once its connections are broken
-_MANY = 32  # ranks that are asked where they are
 
 
 class Guard:
@@ -47,6 +48,7 @@ class Guard:
         label: Of the group, for the flight record.
         lost: Whether the connection to a rank is known to be closed.
         alive: Whether the group still exists.
+        guards: Returns those of all groups of this process.
     """
 
     def __init__(
@@ -61,15 +63,18 @@ class Guard:
         interrupt: Callable[[], None],
         lost: Callable[[int], bool],
         alive: Callable[[], bool],
+        guards: Callable[[], list[Guard]],
     ) -> None:
         self.rank, self.size, self.state, self.label = rank, size, state, label
         self.interrupt, self.alive, self._lost = interrupt, alive, lost
+        self._guards = guards
         self._board, self._clerk = board, clerk
         self._published: Flight | None = None
         self._probed = 0.0
         self._aside: Aside | None = None
         self._cause: Cause | None = None
-        self._left = self._elsewhere = ""
+        self._left = ""
+        self._elsewhere: Elsewhere | None = None
         self._closed: tuple[int, ...] = ()
 
     # -- called by the watchdog ------------------------------------------------------------------
@@ -99,9 +104,24 @@ class Guard:
         mine = self._account(flight)
         for peer in flight.call.peers:
             theirs = self._board.account(peer)
-            verdict = None if theirs is None else judge(mine, theirs)
+            if theirs is None:
+                continue
+            verdict = judge(mine, theirs) or self._crossing(mine, theirs)
             if verdict is not None:
                 return self._board.report(verdict)
+        return None
+
+    def _crossing(self, mine: Account, theirs: Account) -> Cause | None:
+        """See whether a peer waits for this rank in another group; tell the ranks of that one."""
+        away = theirs.elsewhere
+        if away is None or not away.bound:
+            return None
+        for there in self._guards():
+            if there.state.run == away.run and there.state.shares_thread(self.state):
+                here, elsewhere = crossed(mine, theirs, there._account(None)) or (None, None)
+                if elsewhere is not None:
+                    there._board.report(elsewhere)
+                return here
         return None
 
     def _probe(self, flight: Flight) -> Cause | None:
@@ -126,15 +146,21 @@ class Guard:
                 if theirs is None or not finished(mine, theirs)]  # fmt: skip
 
     @property
-    def stuck(self) -> str:
-        """What this rank is stuck in, in words."""
+    def stuck(self) -> Entry | None:
+        """What this rank is stuck in."""
         flight = self._published
-        return "" if flight is None else str(flight.trace.signature(self._where(flight)))
+        return None if flight is None else self._entry(flight.trace, self._where(flight))
 
-    def tell_elsewhere(self, where: str) -> None:
+    def tell_elsewhere(self) -> None:
         """Tell the ranks of this group what this rank is stuck in, in another group."""
-        if where != self._elsewhere:
-            self._elsewhere = where
+        found = [
+            Elsewhere(other.state.run, other.rank, entry, other.state.shares_thread(self.state))
+            for other in self._guards()
+            if other is not self and (entry := other.stuck) is not None
+        ]
+        elsewhere = max(found, key=lambda where: where.bound, default=None)
+        if elsewhere != self._elsewhere:
+            self._elsewhere = elsewhere
             self._publish()
 
     def fail(self, cause: Cause) -> None:
@@ -206,29 +232,8 @@ class Guard:
 
     def whereabouts(self, peers: Sequence[int]) -> str:
         """Say where the ranks are that keep ``peers``, and so this rank, waiting."""
-        found = self._clerk.ask(lambda: self._follow(peers), _NOTE)
-        if found is None:
-            return "the store does not answer either"
-        if not found:
-            return "the ranks wait for each other"
-        return "; ".join(_where(rank, account) for rank, account in found[:4])
-
-    def _follow(self, peers: Sequence[int]) -> list[tuple[int, Account | None]]:
-        """Follow the ranks that wait to those that do not."""
-        seen, queue = {self.rank}, list(peers)
-        found: list[tuple[int, Account | None]] = []
-        while queue and len(seen) <= _MANY:
-            rank = queue.pop(0)
-            if rank in seen:
-                continue
-            seen.add(rank)
-            account = self._board.account(rank)
-            waiting = None if account is None else account.waiting
-            if waiting is None:
-                found.append((rank, account))
-            else:
-                queue += [*waiting.sends, *waiting.awaits]
-        return found
+        found = self._clerk.ask(lambda: whereabouts(self._board, self.rank, peers), _NOTE)
+        return "the store does not answer either" if found is None else found
 
     def gather(self, seconds: float) -> Absent:
         """Meet the other ranks before the next generation; return who does not come."""
@@ -261,7 +266,7 @@ class Guard:
             if flight is not None and trace is flight.trace:
                 waits = len(entries)
                 where = self._where(flight)
-            entries.append(entry_of(trace, tag_mix(trace.step, trace.sequence), where))
+            entries.append(self._entry(trace, where))
         return Account(
             self.rank,
             tuple(entries),
@@ -271,6 +276,9 @@ class Guard:
             self._closed,
             self._elsewhere,
         )
+
+    def _entry(self, trace: Trace, where: str) -> Entry:
+        return entry_of(trace, tag_mix(trace.step, trace.sequence), where)
 
     def _where(self, flight: Flight) -> str:
         if flight.record is not None:
@@ -283,14 +291,3 @@ def describe(error: BaseException) -> str:
     """Return class and first line of an error, for the other ranks."""
     text = str(error).splitlines()
     return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
-
-
-def _where(rank: int, account: Account | None) -> str:
-    if account is not None and account.left:
-        return f"rank {rank} {account.left}"
-    if account is not None and account.elsewhere:
-        return f"rank {rank} waits in another group, in {account.elsewhere}"
-    return (
-        f"rank {rank} is not stuck in any exchange: it computes, waits for something else (data, a"
-        " collective), is stopped, or cannot be reached"
-    )

@@ -1,6 +1,6 @@
-"""Compares two accounts, and speaks only on proof: slow is never taken for wrong.
+"""Compares accounts, and speaks only on proof: slow is never taken for wrong.
 
-Three proofs. All of them rest on facts that cannot change any more, so it does not matter that an
+Four proofs. All of them rest on facts that cannot change any more, so it does not matter that an
 account may be some time old:
 
 1. The peer has posted an exchange of the number and phase that this rank waits for, and another
@@ -8,6 +8,7 @@ account may be some time old:
 2. The peer has left, or has numbered other exchanges since, without posting the one waited for.
 3. Each of the two waits for the other, in exchanges that the other has not posted. (A rank waits
    in one exchange at a time: see ``GroupState.claim``.)
+4. The same across two groups, where one thread of each exchanges over both.
 
 A peer one ahead or behind that waits for a third rank is proof of nothing.
 """
@@ -16,12 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..trace import KEPT
 from .account import Cause
 
 if TYPE_CHECKING:
     from .account import Account, Entry
 
-__all__ = ["compare", "finished", "judge"]
+__all__ = ["compare", "crossed", "finished", "judge"]
 
 
 def judge(mine: Account, theirs: Account) -> Cause | None:
@@ -42,6 +44,8 @@ def judge(mine: Account, theirs: Account) -> Cause | None:
         return None  # posted: it comes, or it fails by itself
     if same:
         return _mismatch(mine, theirs, waited, same[-1])
+    if _forgotten(waited, theirs):
+        return None
     left = theirs.left
     if waited.owner in theirs.closed:
         left = f"closed that Exchange after {theirs.count} exchanges of the group"
@@ -63,12 +67,42 @@ def judge(mine: Account, theirs: Account) -> Cause | None:
     return _mismatch(mine, theirs, waited, other)
 
 
+def crossed(mine: Account, theirs: Account, there: Account) -> tuple[Cause, Cause] | None:
+    """Return why two ranks wait for each other in two groups: for this group and the other one.
+
+    Args:
+        mine: Of the rank that asks; it must be waiting.
+        theirs: Of a rank that it needs, which waits elsewhere.
+        there: Of the rank that asks, in that other group; one thread of it uses both.
+
+    Returns:
+        The causes, in words for all ranks of each; ``None`` without proof.
+    """
+    waited, away = mine.waiting, theirs.elsewhere
+    if waited is None or away is None or not away.bound or not waited.needs(theirs.rank):
+        return None
+    if any(waited.fits(entry, mine.rank, theirs.rank) for entry in theirs.find(waited.key)):
+        return None  # posted: it comes
+    other = away.entry
+    if _forgotten(waited, theirs) or _forgotten(other, there) or not other.needs(there.rank):
+        return None
+    if any(other.fits(entry, away.rank, there.rank) for entry in there.find(other.key)):
+        return None  # this rank has done its part there
+    return (
+        _crossing((mine.rank, waited), (theirs.rank, away.rank, other)),
+        _crossing((away.rank, other), (there.rank, mine.rank, waited)),
+    )
+
+
 def finished(mine: Account, theirs: Account) -> bool:
     """Whether the rank of ``theirs`` has moved all that ``mine`` waits for: then it may end."""
     waited = mine.waiting
-    return waited is not None and any(
-        entry.done and waited.fits(entry, mine.rank, theirs.rank)
-        for entry in theirs.find(waited.key)
+    return waited is not None and (
+        _forgotten(waited, theirs)
+        or any(
+            entry.done and waited.fits(entry, mine.rank, theirs.rank)
+            for entry in theirs.find(waited.key)
+        )
     )
 
 
@@ -78,6 +112,12 @@ def compare(mine: Entry, other: Entry) -> str:
     if not differences and " for " in mine.signature.tensors:
         return f"what one sends is not what the other expects: {mine.signature.tensors}"
     return "; ".join(differences) or "lanes, or facts too long to be shown"
+
+
+def _forgotten(waited: Entry, theirs: Account) -> bool:
+    """Whether the peer may have posted it longer ago than its account goes back."""
+    first = min((entry.signature.sequence for entry in theirs.entries), default=0)
+    return len(theirs.entries) >= KEPT and first > waited.signature.sequence
 
 
 def _instead_of(waited: Entry, theirs: Account) -> Entry | None:
@@ -108,6 +148,18 @@ def _mismatch(mine: Account, theirs: Account, waited: Entry, other: Entry) -> Ca
         f" (rank {mine.rank} / rank {theirs.rank})"
         f"\n    rank {mine.rank} waits in {waited.signature}"
         f"\n    rank {theirs.rank} {verb} {other.signature}{_advice(waited, other)}",
+    )
+
+
+def _crossing(here: tuple[int, Entry], away: tuple[int, int, Entry]) -> Cause:
+    rank, waited = here
+    peer, its_rank, other = away
+    return Cause(
+        "mismatch",
+        rank,
+        "the ranks wait for each other in two process groups"
+        f"\n    rank {rank} waits in {waited.signature}"
+        f"\n    rank {peer} waits in another group, as rank {its_rank}, in {other.signature}",
     )
 
 

@@ -92,9 +92,8 @@ class Watchdog:
             guards = self.guards()
             for guard in guards:
                 self._look_after(guard)
-            for guard in guards:
-                others = (other.stuck for other in guards if other is not guard)
-                guard.tell_elsewhere(next(filter(None, others), ""))
+            for guard in guards if len(guards) > 1 else ():
+                guard.tell_elsewhere()
 
     def _look_after(self, guard: Guard) -> None:
         try:

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import SupportsIndex
 
 import torch
+import torch.distributed as dist
 
+from adapters.raw_ddp import RawDDPAdapter
 from collectives import Mesh, Ring
 from collectives.errors import ExchangeMismatch
 from collectives.topology import Shift
 
 from .loop import Loop, loop
+from .player import Player
 from .row import STALL, Expected, Row
 
 __all__ = ["MISMATCHES"]
@@ -80,6 +83,20 @@ def at_another_step(at: Loop) -> None:
     at.both_ways()
 
 
+def two_groups(player: Player) -> None:
+    """Exchange over two groups at each step; once, one rank begins with the other one."""
+    with player.joined() as adapter:
+        at = Loop(player, adapter, player.exchange(adapter), shape=(64,))
+        over = [at.exchange, player.exchange(RawDDPAdapter(dist.new_group()), name="v")]
+        for at.step in range(8):
+            if at.step == 4 and player.number == 2:
+                player.fault()
+                over.reverse()
+            for exchange in over:
+                exchange.mark_step(at.step)
+                at.both_ways(over=exchange)
+
+
 MISMATCHES = (
     Row("skip one", loop(lambda at: None), mismatch("exchange(", "step: ")),
     Row(
@@ -87,6 +104,7 @@ MISMATCHES = (
         loop(twice("v", "k"), usually=twice("k", "v")),
         mismatch("exchange(", "name: ", "'k'", "'v'"),
     ),
+    Row("swapped order of two groups", two_groups, mismatch("two process groups", "'kv'", "'v'")),
     Row("one extra", loop(one_extra), mismatch("exchange(", "step: ")),
     Row("more bytes", loop(lambda at: at.both_ways(shape=(128,))), mismatch("tensors: ", "128")),
     Row("fewer bytes", loop(lambda at: at.both_ways(shape=(32,))), mismatch("tensors: ", "32")),

@@ -232,19 +232,6 @@ def test_the_guard_of_a_destroyed_group_is_forgotten(rank: int) -> None:
     assert watchdog().guards() == []
 
 
-@pytest.mark.ranks(2)
-def test_a_rank_that_waits_in_another_group_is_found_there(rank: int) -> None:
-    """No proof, since its other thread could be the one that answers: said at the deadline."""
-    here, there = ring("here", timeout=3.0), dist.new_group([0, 1])
-    elsewhere = Exchange(Ring, RawDDPAdapter(group=there), name="there", timeout=3.0)
-    for exchange in (here, elsewhere):
-        exchange.shift(one(rank))
-    mine = here if rank == 0 else elsewhere
-    other = 1 - rank
-    with pytest.raises(ExchangeTimeout, match=rf"rank {other} waits in another group, in exchange"):
-        mine.shift(one(rank), timeout=3.0)
-
-
 @pytest.mark.ranks(2, 3)
 def test_an_error_of_this_rank_alone_is_told_too(rank: int, world_size: int) -> None:
     culprit = rank == world_size - 1
