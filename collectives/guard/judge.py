@@ -154,12 +154,13 @@ def _mismatch(mine: Account, theirs: Account, waited: Entry, other: Entry) -> Ca
 def _crossing(here: tuple[int, Entry], away: tuple[int, int, Entry]) -> Cause:
     rank, waited = here
     peer, its_rank, other = away
+    known_as = "" if its_rank == peer else f" as rank {its_rank}"
     return Cause(
         "mismatch",
         rank,
         "the ranks wait for each other in two process groups"
         f"\n    rank {rank} waits in {waited.signature}"
-        f"\n    rank {peer} waits in another group, as rank {its_rank}, in {other.signature}",
+        f"\n    rank {peer} waits in another group{known_as}, in {other.signature}",
     )
 
 
