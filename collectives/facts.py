@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import NamedTuple
 
-from .errors import ContextError
+from .errors import CollectivesError, ContextError
 
 __all__ = [
     "PROTOCOL",
@@ -22,6 +22,7 @@ __all__ = [
     "Facts",
     "Process",
     "absence",
+    "departure",
     "disagreement",
     "shortened",
     "this_process",
@@ -90,7 +91,7 @@ class Entry(NamedTuple):
         facts: Of the rank that it claims.
         process: Which it is.
         failure: Why it gave up; "" when it came.
-        late: It gave up because others did not come.
+        kind: The class of error that is.
         run: Its name for this greeting, unlike any other; that of rank 0 counts.
         again: It is not the first that the process writes.
     """
@@ -98,7 +99,7 @@ class Entry(NamedTuple):
     facts: Facts
     process: Process
     failure: str = ""
-    late: bool = False
+    kind: str = ""
     run: str = ""
     again: bool = False
 
@@ -113,15 +114,15 @@ class Entry(NamedTuple):
         known = replace(facts, topology=shortened(facts.topology), job=shortened(facts.job))
         return cls(known, process, run=secrets.token_hex(8))
 
-    def giving_up(self, failure: str, *, late: bool) -> Entry:
+    def giving_up(self, failure: str, kind: type[CollectivesError]) -> Entry:
         """Return what the process writes when it gives up."""
-        return self._replace(failure=shortened(failure), late=late)
+        return self._replace(failure=shortened(failure), kind=kind.__name__)
 
     def dump(self) -> str:
         """Return the entry as JSON."""
         values = {field.name: getattr(self.facts, field.name) for field in fields(Facts)}
         values |= {"host": self.process.host, "pid": self.process.pid, "token": self.process.token}
-        how = {"failure": self.failure, "late": self.late, "run": self.run, "again": self.again}
+        how = {"failure": self.failure, "kind": self.kind, "run": self.run, "again": self.again}
         return json.dumps({**values, **how})
 
     @classmethod
@@ -159,7 +160,7 @@ class Entry(NamedTuple):
             facts,
             process,
             _text(found["failure"]),
-            late=found["late"] is True,
+            kind=_text(found["kind"]),
             run=_text(found["run"]),
             again=found["again"] is True,
         )
@@ -189,6 +190,14 @@ def absence(mine: Entry, present: Container[int], timeout: float) -> str:
     return (
         f"hello: {_name(missing)} did not come within {timeout:.3g} s: {size - len(missing)} of"
         f" {size} came {mine.where}; start all ranks, and see the output of those that are missing"
+    )
+
+
+def departure(mine: Entry, gone: Sequence[int]) -> str:
+    """Return which ranks have ended before they came."""
+    return (
+        f"hello: {_name(gone)} ended, or destroyed the process group, before the first exchange"
+        f" over it {mine.where}; see the output there"
     )
 
 

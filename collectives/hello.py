@@ -14,14 +14,18 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
 from .book import Book, StoreLike
-from .errors import CollectivesError, ContextError, ExchangeTimeout
-from .facts import Entry, Facts, Process, absence, disagreement, this_process
+from .errors import CollectivesError, ContextError, ExchangeTimeout, PeerLost
+from .facts import Entry, Facts, Process, absence, departure, disagreement, this_process
 
 __all__ = ["Greeting", "StoreLike", "decline", "greet"]
+
+_KINDS = {kind.__name__: kind for kind in (ContextError, ExchangeTimeout, PeerLost)}
+_PROBE = 0.5  # seconds between two looks at whether ranks that are missing have ended
 
 
 class Greeting(NamedTuple):
@@ -47,6 +51,7 @@ def greet(
     process: Process | None = None,
     stop: threading.Event | None = None,
     lasting: bool = False,
+    lost: Callable[[int], bool] | None = None,
 ) -> Greeting:
     """Claim a rank, wait for all others, and compare what all believe.
 
@@ -62,6 +67,7 @@ def greet(
         stop: Once set, this rank gives up within a second.
         lasting: The store may hold entries of processes that are gone. A second process of a rank
             is then named only if it comes while the others are still there.
+        lost: Whether a rank is known to have ended; ``None``: that is not known of any.
 
     Returns:
         What tells this greeting from others.
@@ -69,6 +75,7 @@ def greet(
     Raises:
         ContextError: Ranks disagree; two processes claim one rank; another rank gave up for such a
             reason; the store holds what no rank wrote; or ``stop`` was set.
+        PeerLost: A rank has ended, or said that it will not come.
         ExchangeTimeout: A rank did not come in time. It is not known to be wrong: this is what any
             later exchange with it would raise.
     """
@@ -77,7 +84,7 @@ def greet(
     book = Book(store, f"{label}/{generation}", Entry.coming(facts, me), lasting=lasting)
     book.write(book.mine)
     try:
-        _wait_for_all(book, timeout, stop or threading.Event())
+        _wait_for_all(book, timeout, stop or threading.Event(), lost)
         book.all_are_here()
     except CollectivesError as error:
         came = len({entry.process for entry in book.entries})
@@ -91,27 +98,39 @@ def greet(
     return Greeting(generation, run, tuple(doors[rank] for rank in range(facts.size)))
 
 
-def decline(store: StoreLike, facts: Facts, *, label: str, reason: str) -> None:
+def decline(
+    store: StoreLike, facts: Facts, *, label: str, reason: str, kind: type[CollectivesError]
+) -> None:
     """Tell ranks that greet, or will, that this one does not come; they raise ``reason``."""
     me = this_process()
     generation = store.add(f"{label}/{me.token}/{facts.rank}", 1)
     book = Book(store, f"{label}/{generation}", Entry.coming(facts, me))
-    book.write(book.mine.giving_up(reason, late=False))
+    book.write(book.mine.giving_up(reason, kind))
 
 
-def _wait_for_all(book: Book, timeout: float, stop: threading.Event) -> None:
+def _wait_for_all(
+    book: Book, timeout: float, stop: threading.Event, lost: Callable[[int], bool] | None
+) -> None:
     """Read until every rank has come and nobody objects; write down why if not."""
     size = book.mine.facts.size
-    deadline = time.monotonic() + timeout
+    deadline, probe = time.monotonic() + timeout, time.monotonic() + _PROBE
+    missing: list[int] = []
     pause, longest = 0.002, max(0.05, size / 2000)  # many ranks: spare the one store
     while True:
-        over = time.monotonic() > deadline  # looked at before reading: the last look counts
+        # Looked at before reading: the last look counts, and who has ended may have come before.
+        over, gone = time.monotonic() > deadline, list[int]()
+        if lost is not None and time.monotonic() > probe:
+            gone, probe = list(filter(lost, missing)), time.monotonic() + _PROBE
         if book.read() and (trouble := disagreement(book.mine, book.entries)):
             _give_up(book, ContextError(trouble))
         _heed_others(book)
         present = {entry.facts.rank for entry in book.entries}
-        if present.issuperset(range(size)):
+        missing = [rank for rank in range(size) if rank not in present]
+        if not missing:
             return
+        if not present.issuperset(gone):
+            gone = [rank for rank in gone if rank not in present]
+            _give_up(book, PeerLost(departure(book.mine, gone)))
         if over:
             _give_up(book, ExchangeTimeout(absence(book.mine, present, timeout)))
         if stop.wait(pause):
@@ -121,7 +140,7 @@ def _wait_for_all(book: Book, timeout: float, stop: threading.Event) -> None:
 
 def _give_up(book: Book, error: CollectivesError) -> None:
     with suppress(RuntimeError):
-        book.write(book.mine.giving_up(str(error), late=isinstance(error, ExchangeTimeout)))
+        book.write(book.mine.giving_up(str(error), type(error)))
     raise error
 
 
@@ -129,8 +148,7 @@ def _heed_others(book: Book) -> None:
     """Raise what another rank has written before it gave up."""
     for entry in book.entries:
         if entry.failure:
-            kind = ExchangeTimeout if entry.late else ContextError
-            raise kind(
+            raise _KINDS.get(entry.kind, ContextError)(
                 f"hello: rank {entry.facts.rank} ({entry.process}) gave up: {entry.failure}"
                 f" [told to {book.mine.where[1:-1]}]"
             )

@@ -22,7 +22,7 @@ from .errors import ContextError
 from .launcher import Launch, find_launch, find_place, unused_torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Collection
 
     from torch.distributed import ProcessGroup
 
@@ -36,6 +36,7 @@ __all__ = [
     "is_group",
     "is_initialized",
     "live_groups",
+    "member_groups",
     "refuse_data_worker",
 ]
 
@@ -53,10 +54,15 @@ def default_group() -> ProcessGroup | None:
     return dist.group.WORLD if is_initialized() else None
 
 
-def live_groups() -> Container[ProcessGroup]:
+def live_groups() -> Collection[ProcessGroup]:
     """Return torch's own table of groups: one that was destroyed is not in it any more."""
-    groups: Container[ProcessGroup] = dist.distributed_c10d._world.pg_map
+    groups: Collection[ProcessGroup] = dist.distributed_c10d._world.pg_map
     return groups
+
+
+def member_groups() -> list[ProcessGroup]:
+    """Return the groups that this process has made and not destroyed, and is a rank of."""
+    return [group for group in list(live_groups()) if is_group(group) and group_alive(group)]
 
 
 def group_alive(group: ProcessGroup) -> bool:

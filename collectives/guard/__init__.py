@@ -10,8 +10,9 @@ exchange that succeeds.
 from .account import Cause
 from .attach import attach, stay_away, stay_unwatched
 from .guard import Guard, describe
+from .parting import known_cause, leave_all, tell_all
 from .rollcall import Absent
-from .watchdog import known_cause, leave_all, tell_all, watchdog
+from .watchdog import watchdog
 
 __all__ = [
     "Absent",

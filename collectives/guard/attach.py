@@ -7,12 +7,13 @@ import threading
 import warnings
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from .. import runtime
-from ..errors import ExchangeTimeout
+from ..errors import CollectivesError, ContextError, ExchangeTimeout, PeerLost
 from ..facts import Facts
 from ..hello import Greeting, decline, greet
 from ..launcher import find_job
@@ -39,10 +40,14 @@ if TYPE_CHECKING:
     from ..state import GroupState
     from .board import StoreLike
 
-__all__ = ["attach", "stay_away", "stay_unwatched"]
+__all__ = ["attach", "decline_for", "has_met", "stay_away", "stay_unwatched"]
+
+# Groups of which this rank has greeted the others, or told them that it will not.
+_met: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 # Seconds beyond the timeout for the greeting to say by itself who is missing.
 _GRACE = 2.0
+_LOOKS = 3
 _NOTE = 1.0  # that the store may take for a note that mostly nobody reads
 
 # pytorch/pytorch#135712: gloo waits five times its timeout for a rank of the attempt before.
@@ -80,6 +85,7 @@ def attach(
 
     Raises:
         ContextError: The ranks do not agree on what this job is.
+        PeerLost: A rank has ended, or said that it will not come.
         ExchangeTimeout: Not all ranks came in time, or the store does not answer.
     """
     door = Door.open() if _may_pass(group, device) else None
@@ -100,11 +106,13 @@ def attach(
             label="hello",
             stop=given_up,
             lasting=lasting,
+            lost=partial(connection_lost, group, device),
         )
         return Board(cast("StoreLike", page(store, greeting.run)), facts.rank), greeting
 
+    _met.add(group)
     try:
-        board, greeting = dog.clerk.call(meet, timeout + _GRACE)
+        board, greeting = dog.clerk.call(meet, timeout + _GRACE, _StoreHost(group, device))
         state.run = greeting.run
         if door is not None:
             state.same_host = SameHost(door, facts.rank, greeting.doors, greeting.run)
@@ -113,6 +121,14 @@ def attach(
             f"hello: the rendezvous store did not answer within {timeout:g} s (rank {facts.rank} of"
             f" {facts.size}): the process that holds it is stopped or cannot be reached; start all"
             " ranks again"
+        ) from error
+    except RuntimeError as error:  # of torch's store
+        if isinstance(error, CollectivesError):
+            raise
+        raise PeerLost(
+            f"hello: the connection to the rendezvous store was lost (rank {facts.rank} of"
+            f" {facts.size}): the process that holds it, mostly that of rank 0, has ended; see its"
+            " output, and start all ranks again"
         ) from error
     finally:
         given_up.set()  # Ctrl-C comes here, and not to the thread that greets
@@ -155,16 +171,63 @@ def attach(
     return guard
 
 
+class _StoreHost:
+    """Looks, from time to time, whether the process that mostly holds the store has ended.
+
+    Who greets would learn of it from the store, were it there; to connect to it anew takes torch
+    as long as it may.
+
+    Args:
+        group: Of the ranks.
+        device: Of the tensors.
+    """
+
+    def __init__(self, group: ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._lost = 0  # looks in a row that saw it so
+
+    def __call__(self) -> None:
+        """Look.
+
+        Raises:
+            PeerLost: It has ended, and who greets has had the time to say more.
+        """
+        rank, size = self._group.rank(), self._group.size()
+        lost = rank != 0 and connection_lost(self._group, self._device, 0)
+        self._lost = self._lost + 1 if lost else 0
+        if self._lost > _LOOKS:
+            raise PeerLost(
+                "hello: rank 0 ended, or destroyed the process group, before the first exchange"
+                f" over it, and the rendezvous store does not answer (rank {rank} of {size}); see"
+                " the output there"
+            )
+
+
 def _nothing() -> None:
     return None
 
 
+def has_met(group: ProcessGroup) -> bool:
+    """Whether this rank has greeted the others of the group, or told them that it will not."""
+    return group in _met
+
+
+def decline_for(
+    group: ProcessGroup,
+    reason: str,
+    kind: type[CollectivesError] = PeerLost,
+    topology: str = "",
+    verify: str = "",
+) -> None:
+    """Tell ranks that wait for this one's hello that it will not come. May block."""
+    _met.add(group)
+    facts = _facts(group, topology, verify)
+    decline(open_store(group), facts, label="hello", reason=reason, kind=kind)
+
+
 def stay_away(group: ProcessGroup, topology: str, reason: str, seconds: float) -> None:
     """Tell ranks that wait for this one's hello that it will not come; takes so long at most."""
-    facts = _facts(group, topology)
-    watchdog().clerk.ask(
-        lambda: decline(open_store(group), facts, label="hello", reason=reason), seconds
-    )
+    watchdog().clerk.ask(lambda: decline_for(group, reason, topology=topology), seconds)
 
 
 def stay_unwatched(group: ProcessGroup, topology: str) -> None:
@@ -172,13 +235,12 @@ def stay_unwatched(group: ProcessGroup, topology: str) -> None:
 
     Nobody waits where all ranks have it; then the note costs a millisecond, once.
     """
-    facts = _facts(group, topology, "off")
     reason = (
         "its Exchange has verify='off', and that of this rank has not; make it with the same"
-        f" verify= on all ranks (rank {facts.rank} of {facts.size})"
+        f" verify= on all ranks (rank {group.rank()} of {group.size()})"
     )
     with suppress(TimeIsUpError, RuntimeError):  # no reason to fail: it may be what all ranks want
-        call_bounded(lambda: decline(open_store(group), facts, label="hello", reason=reason), _NOTE)
+        call_bounded(lambda: decline_for(group, reason, ContextError, topology, "off"), _NOTE)
 
 
 def _may_pass(group: ProcessGroup, device: torch.device) -> bool:

@@ -80,6 +80,10 @@ class Board:
         """Say that this rank is ready for the next generation."""
         self._store.set(f"renew/{self._rank}", "")
 
+    def calls_for_renewal(self, rank: int) -> bool:
+        """Whether a rank is ready for the next generation."""
+        return self._store.check([f"renew/{rank}"])
+
     def missing(self, size: int) -> list[int]:
         """Return the ranks that have not called for the next generation."""
         return self._without("renew", size)

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 # Seconds after which a store that has not answered is taken for frozen, and asked no more.
 _FROZEN = 2.0
+_SLICE = 0.5  # seconds between two looks
 
 
 class ClerkTimeoutError(TimeoutError):
@@ -42,14 +43,23 @@ class _Job(Generic[T]):
             self._error = error
         self._finished.set()
 
+    @property
+    def finished(self) -> bool:
+        return self._finished.is_set()
+
     def ends_within(self, seconds: float) -> bool:
         """Whether it ends so soon; not waited for where it has taken long enough already."""
         over = self._made + _FROZEN - time.monotonic()
         return self._finished.wait(max(0.0, min(seconds, over)))
 
-    def wait(self, seconds: float) -> T:
-        if not self._finished.wait(seconds):
-            raise ClerkTimeoutError(f"the store did not answer within {seconds:g} s")
+    def wait(self, seconds: float, look: Callable[[], None] | None) -> T:
+        end = time.monotonic() + seconds
+        slice_ = seconds if look is None else _SLICE
+        while not self._finished.wait(min(slice_, end - time.monotonic())):
+            if look is not None:
+                look()
+            if time.monotonic() >= end:
+                raise ClerkTimeoutError(f"the store did not answer within {seconds:g} s")
         if self._error is not None:
             raise self._error
         return self._result[0]
@@ -64,8 +74,15 @@ class Clerk:
         self._thread: threading.Thread | None = None
         self._late: _Job[object] | None = None  # nobody waits for it any more
 
-    def call(self, call: Callable[[], T], seconds: float) -> T:
+    def call(
+        self, call: Callable[[], T], seconds: float, look: Callable[[], None] | None = None
+    ) -> T:
         """Return what ``call()`` returns, or raise what it raises.
+
+        Args:
+            call: Talks to the store.
+            seconds: How long to wait for it.
+            look: Called now and then meanwhile; what it raises ends the wait.
 
         Raises:
             ClerkTimeoutError: It took longer, with what is left of an earlier call that did; or the
@@ -80,10 +97,10 @@ class Clerk:
         self._start()
         self._jobs.put(job)  # type: ignore[arg-type]
         try:
-            return job.wait(seconds)
-        except ClerkTimeoutError:
-            self._late = job  # type: ignore[assignment]
-            raise
+            return job.wait(seconds, look)
+        finally:
+            if not job.finished:
+                self._late = job  # type: ignore[assignment]
 
     def ask(self, call: Callable[[], T], seconds: float) -> T | None:
         """Return what ``call()`` returns; ``None`` if it raises or takes longer."""

@@ -238,6 +238,8 @@ class Guard:
     def gather(self, seconds: float) -> Absent:
         """Meet the other ranks before the next generation; return who does not come."""
         cause = self.cause(0.0)
+        self._clerk.ask(self._board.call_for_renewal, _NOTE)
+        self.leave(f"called renew() after {self.state.sequence} exchanges")
         absent = self._clerk.ask(
             lambda: call_roll(self._board, self.size, cause, seconds), seconds + _NOTE
         )

@@ -165,8 +165,10 @@ def _crossing(here: tuple[int, Entry], away: tuple[int, int, Entry]) -> Cause:
 
 
 def _advice(waited: Entry, other: Entry) -> str:
-    """Return what to do where one of two ranks is in a backward that the other leaves out."""
-    return "" if _is_backward(waited) == _is_backward(other) else _LEFT_OUT
+    """Return what to do where only one of two ranks is in a backward, or in a loop."""
+    if _is_backward(waited) != _is_backward(other):
+        return _LEFT_OUT
+    return _ALONE if len(waited.signature.step) != len(other.signature.step) else ""
 
 
 def _is_backward(entry: Entry) -> bool:
@@ -174,6 +176,10 @@ def _is_backward(entry: Entry) -> bool:
     return entry.signature.phase.endswith("backward") or " backward" in entry.signature.op
 
 
+_ALONE = (
+    "\nOne of them is in a loop of even_steps, or marks its steps, and the other is not: leave a"
+    " loop early on all ranks or on none"
+)
 _LEFT_OUT = (
     "\nOne of them leaves a backward out: call backward() on every rank, on a loss that is tied"
     " to its exchanges: loss = exchange.join(loss)"

@@ -35,7 +35,7 @@ class Absent(NamedTuple):
 def call_roll(board: Board, size: int, cause: Cause | None, seconds: float) -> Absent:
     """Meet the other ranks: wait for those that are late, but for none that is gone.
 
-    Called by: the clerk, since it asks the store.
+    Called by: the clerk, since it asks the store; after this rank has called for renewal.
 
     Args:
         board: Of the group.
@@ -43,7 +43,6 @@ def call_roll(board: Board, size: int, cause: Cause | None, seconds: float) -> A
         cause: Why the group failed, as far as this rank knows.
         seconds: To wait for the others.
     """
-    board.call_for_renewal()
     begun, looked = time.monotonic(), 0.0
     while missing := board.missing(size):
         now = time.monotonic()
@@ -68,9 +67,12 @@ def await_none(missing: Callable[[int], list[int]], size: int, seconds: float) -
 
 
 def _why_gone(board: Board, ranks: list[int]) -> str:
-    """Return what the first of these ranks said that has said good-bye; "" if none has."""
+    """Return what the first of these ranks said that has said good-bye; "" if none has.
+
+    Who calls for renewal says good-bye as well, but after that.
+    """
     for rank in ranks:
         account = board.account(rank)
-        if account is not None and account.left:
+        if account is not None and account.left and not board.calls_for_renewal(rank):
             return f"rank {rank} {account.left}"
     return ""

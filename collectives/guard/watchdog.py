@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..flight import Flight
     from .guard import Guard
 
-__all__ = ["Watchdog", "known_cause", "leave_all", "tell_all", "watchdog"]
+__all__ = ["Watchdog", "guards", "watchdog"]
 
 _POLL = 0.25  # seconds between two looks, at most
 _LINGER = 1.5  # seconds that others have to read why a group failed
@@ -149,28 +149,9 @@ def _in_main_thread(guard: Guard) -> bool:
 _watchdog: list[Watchdog] = []
 
 
-def tell_all(error: BaseException) -> None:
-    """Fail the exchanges of all groups of this process, on all ranks, because of an error here.
-
-    Where the error is that of an exchange, they know: the first cause stays.
-    """
-    for guard in _watchdog[0].guards() if _watchdog else ():
-        guard.raised(error)
-
-
-def leave_all(why: str) -> None:
-    """Tell all ranks of all groups of this process that it exchanges no more."""
-    for guard in _watchdog[0].guards() if _watchdog else ():
-        guard.leave(f"{why} after {guard.state.sequence} exchanges")
-
-
-def known_cause() -> str:
-    """Return why a group of this process failed, as far as it is known; mostly empty."""
-    for guard in _watchdog[0].guards() if _watchdog else ():
-        cause = guard.cause(0.3)
-        if cause is not None:
-            return f"{cause.text} [reported by rank {cause.rank}]"
-    return ""
+def guards() -> list[Guard]:
+    """Return those of all groups of this process that are looked after."""
+    return _watchdog[0].guards() if _watchdog else []
 
 
 def watchdog() -> Watchdog:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from collectives.errors import ExchangeError, ExchangeTimeout, PeerLost
 
 from .loop import Loop, loop
+from .player import Player
 from .row import DEADLINE, JOIN_TIMEOUT, NOTHING, STALL, STORE, Expected, Row
 
 __all__ = ["LOSSES", "gone", "told"]
@@ -29,6 +30,8 @@ def gone(rank: int) -> Expected:
     return Expected((PeerLost,), within=1.5, says=(f"rank {rank}",))
 
 
+# Ranks meet through the store, which asks for the name of each that connects, one by one.
+NEVER_CAME = replace(gone(2), within=3)
 SILENT = Expected((ExchangeTimeout, PeerLost), within=DEADLINE + 1)
 # Of a rank that is no neighbour, and cannot ask the store: its neighbours have gone.
 CUT_OFF = Expected((PeerLost,), within=1.5)
@@ -91,6 +94,15 @@ def raise_and_live_on(at: Loop) -> None:
             raise_error(at)
     except ValueError:
         live_on(at)
+
+
+def return_at_once(player: Player) -> None:
+    with player.joined() as adapter:
+        at = Loop(player, adapter, player.exchange(adapter), shape=(64,))
+        if player.number == 2:
+            player.fault()
+        else:
+            at.both_ways()
 
 
 def stop_for_ever(_: Loop) -> None:
@@ -161,6 +173,31 @@ LOSSES = (
         replace(gone(1), may_leave_threads=True),
         but={1: None},
         size=3,
+    ),
+    Row("SIGKILL before the first exchange", loop(die, at=0), NEVER_CAME, but=_RANK_2_ITSELF),
+    Row(
+        "SIGKILL of the store's host before the first exchange",
+        loop(die, at=0, by=0),
+        replace(NEVER_CAME, says=(), may_leave_threads=True),
+        but={0: None},
+    ),
+    Row(
+        "exit 0 before the first exchange",
+        loop(leave, at=0),
+        NEVER_CAME,
+        but={2: Expected((SystemExit,), code=0)},
+    ),
+    Row(
+        "exception before the first exchange",
+        loop(raise_error, at=0),
+        told("rank 2 raised ValueError: bad batch"),
+        but={2: Expected((ValueError,))},
+    ),
+    Row(
+        "end of the block before the first exchange",
+        return_at_once,
+        told("rank 2 is at the end of its block, and has exchanged nothing"),
+        but={2: Expected((PeerLost,), within=STALL + 1)},
     ),
     Row("SIGKILL of the store's host", loop(die, by=0), gone(0), but={0: None, 2: CUT_OFF}),
     Row("exit 0", loop(leave), gone(2), but={2: Expected((SystemExit,), code=0)}),

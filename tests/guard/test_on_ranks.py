@@ -13,7 +13,6 @@ from adapters.raw_ddp import RawDDPAdapter
 from collectives import Exchange, Ring
 from collectives.errors import (
     ArgumentError,
-    ContextError,
     ExchangeClosed,
     ExchangeError,
     ExchangeTimeout,
@@ -70,7 +69,7 @@ def test_an_abort_before_the_first_exchange_reaches_ranks_that_wait_in_theirs(ra
         time.sleep(0.2)
         exchange.abort("no data")
     else:
-        with pytest.raises(ContextError, match=r"rank 0 .*gave up: rank 0 aborted: no data"):
+        with pytest.raises(PeerLost, match=r"rank 0 .*gave up: rank 0 aborted: no data"):
             exchange.shift(one(rank))
 
 
@@ -171,6 +170,32 @@ def test_renew_names_the_ranks_that_do_not_come(rank: int, world_size: int) -> N
         go_round(exchange)
     with pytest.raises(PeerLost, match=rf"within 1 s, but rank {world_size - 1} did not come"):
         exchange.renew(timeout=1.0)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_rank_that_renews_alone_is_named_to_those_that_go_on(rank: int, world_size: int) -> None:
+    exchange = ring()
+    exchange.shift(one(rank))
+    if rank:
+        with pytest.raises(PeerLost, match=r"for rank 0, which called renew\(\) after 1 exchanges"):
+            go_round(exchange)
+    exchange.renew(timeout=20.0)
+    assert exchange.shift(one(rank)).item() == (rank - 1) % world_size
+
+
+@pytest.mark.ranks(*SIZES)
+def test_an_error_in_a_block_before_the_first_exchange_is_told(rank: int, world_size: int) -> None:
+    culprit = world_size - 1
+
+    def program() -> None:
+        with RawDDPAdapter() as adapter:
+            if rank == culprit:
+                raise ValueError("no labels")
+            Exchange(Ring, adapter, timeout=20.0).shift(one(rank))
+
+    with pytest.raises(ValueError if rank == culprit else PeerLost) as caught:
+        program()
+    assert rank == culprit or f"rank {culprit} raised ValueError: no labels" in str(caught.value)
 
 
 @pytest.mark.ranks(1, 2)

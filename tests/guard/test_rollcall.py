@@ -18,6 +18,7 @@ def call(
 ) -> tuple[Absent, float]:
     """Call the roll of three as rank 0; return who is absent, and the seconds that it took."""
     begun = time.monotonic()
+    Board(store, 0).call_for_renewal()
     absent = call_roll(Board(store, 0), 3, cause, seconds)
     return absent, time.monotonic() - begun
 
@@ -45,6 +46,23 @@ def test_a_rank_that_has_said_good_bye_is_not_waited_for() -> None:
     absent, took = call(store, seconds=20.0)
     assert absent == Absent([1, 2], "rank 2 ended after 5 exchanges")
     assert took < 5.0
+
+
+def test_a_rank_that_said_good_bye_to_come_here_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It calls for renewal first: who did not see that yet must not take it for gone."""
+    store, missing = HashStore(), Board.missing
+    Board(store, 1).call_for_renewal()
+
+    def just_before(self: Board, size: int) -> list[int]:
+        found = missing(self, size)
+        Board(store, 2).call_for_renewal()
+        Board(store, 2).publish(Account(2, count=5, left="called renew() after 5 exchanges"))
+        return found
+
+    monkeypatch.setattr(Board, "missing", just_before)
+    assert call(store, seconds=20.0)[0] == Absent([])
 
 
 @pytest.mark.parametrize("comes", [True, False])
