@@ -127,8 +127,8 @@ def attach(
             raise
         raise PeerLost(
             f"hello: the connection to the rendezvous store was lost (rank {facts.rank} of"
-            f" {facts.size}): the process that holds it, mostly that of rank 0, has ended; see its"
-            " output, and start all ranks again"
+            f" {facts.size}): the process that holds it, mostly the job's rank 0, has ended;"
+            " see its output, and start all ranks again"
         ) from error
     finally:
         given_up.set()  # Ctrl-C comes here, and not to the thread that greets
@@ -184,6 +184,8 @@ class _StoreHost:
 
     def __init__(self, group: ProcessGroup, device: torch.device) -> None:
         self._group, self._device = group, device
+        ranks = runtime.group_ranks(group)
+        self._host = ranks.index(0) if 0 in ranks else group.rank()
         self._lost = 0  # looks in a row that saw it so
 
     def __call__(self) -> None:
@@ -192,14 +194,14 @@ class _StoreHost:
         Raises:
             PeerLost: It has ended, and who greets has had the time to say more.
         """
-        rank, size = self._group.rank(), self._group.size()
-        lost = rank != 0 and connection_lost(self._group, self._device, 0)
+        rank, size, host = self._group.rank(), self._group.size(), self._host
+        lost = rank != host and connection_lost(self._group, self._device, host)
         self._lost = self._lost + 1 if lost else 0
         if self._lost > _LOOKS:
             raise PeerLost(
-                "hello: rank 0 ended, or destroyed the process group, before the first exchange"
-                f" over it, and the rendezvous store does not answer (rank {rank} of {size}); see"
-                " the output there"
+                f"hello: rank {host} ended, or destroyed the process group, before the first"
+                f" exchange over it, and the rendezvous store does not answer (rank {rank} of"
+                f" {size}); see the output there"
             )
 
 

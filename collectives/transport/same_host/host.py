@@ -125,7 +125,7 @@ class SameHost:
         inbox = receive.inbox
         if inbox.line is not None:
             for _ in range(_LOOKS):
-                if inbox.read() and receive.done:
+                if inbox.read() and receive.over:
                     return
         self.wait_for(receive, timeout)
 
@@ -135,7 +135,7 @@ class SameHost:
             way.read()
 
     def wait_for(self, work: Receive | Parcel, timeout: timedelta) -> None:
-        """Return when a message has been moved."""
+        """Return when a message has been moved, and its other end knows what it waits for."""
         end = time.monotonic() + timeout.total_seconds()
         inbox = self._inboxes.get(work.peer)
         if inbox is None:
@@ -143,7 +143,7 @@ class SameHost:
         while True:
             for way in self._inboxes.values():
                 way.outbox.push()
-            if work.done:
+            if work.over:
                 return
             # What was asked for and has not left: nothing is read from there that would tell.
             cut_off = isinstance(work, Parcel) and not work.gone and inbox.outbox.lost

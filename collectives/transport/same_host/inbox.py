@@ -29,7 +29,7 @@ class Receive:
     Args:
         tensor: Contiguous; its memory is written to.
         inbox: From which it comes.
-        wait: Returns when it is there.
+        wait: Returns when it is over.
     """
 
     __slots__ = ("_wait", "address", "came", "done", "inbox", "size", "tensor")
@@ -46,11 +46,19 @@ class Receive:
         """From whom it comes."""
         return self.inbox.peer
 
+    @property
+    def over(self) -> bool:
+        """Whether it is there, and its sender has been told that it was asked for.
+
+        The sender waits for that, and this rank may be in no other exchange for long.
+        """
+        return self.done and (self.inbox.lost or not self.inbox.outbox.behind)
+
     def wait(self, timeout: timedelta) -> None:
-        """Return when it is there; see :class:`~collectives.transport.Work`."""
+        """Return when it is over; see :class:`~collectives.transport.Work`."""
         if self.inbox.outbox.posted:  # it may have come before it was asked for
             self.inbox.outbox.push()
-        if not self.done:
+        if not self.over:
             self._wait(self, timeout)
 
 

@@ -43,6 +43,8 @@ class Parcel:
         """Whether all of it has left, and the receiver has asked for it."""
         return self.gone and self.met
 
+    over = done
+
     @property
     def peer(self) -> int:
         """To whom it goes."""
@@ -135,6 +137,11 @@ class Outbox:
     def unmet(self) -> bool:
         """Whether something was sent that the receiver has not asked for."""
         return bool(self._unmet)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the receiver has not been told all that it could be, for want of room."""
+        return not self.lost and bool(self.posted or self._frame)
 
     @property
     def awaits(self) -> int:
