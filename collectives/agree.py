@@ -184,13 +184,14 @@ def swap(
     one_by_one = len(works) == len(posts)
     for post, work in zip(posts if one_by_one else [None] * len(works), works, strict=True):
         # Where a wait only orders streams, the host must be held until it can read what came.
+        flight.awaited = work
         getattr(work, "arrive", work.wait)(flight.deadline.remaining(flight.elapsed))
         if post is not None and post.kind == "recv":
             check(post.peer, _as_bytes(post.tensor))
     if not one_by_one:
         for peer, buffer in into.items():
             check(peer, _as_bytes(buffer))
-    flight.works, flight.early = (), ()
+    flight.works, flight.early, flight.awaited = (), (), None
     state.waiting = None
 
 

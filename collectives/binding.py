@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from . import runtime
 from .agree import agreement
 from .deadline import Deadline
 from .engine import Engine
@@ -168,6 +169,8 @@ class Binding:
                 transport.shorten(state.same_host)
                 self.engine.reconnect(state.same_host.peers, state.same_host.flush)
         if not self.owner:
+            if group is not None:
+                self.engine.host = runtime.store_host(group)
             if not self.signed and self.context.group is not None and self.engine.size > 1:
                 stay_unwatched(self.context.group, self.digest)
             state.owners += 1

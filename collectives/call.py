@@ -88,6 +88,7 @@ class Call:
         self.trees = (("", ""),) * len(plan.lanes) if trees is None else trees
         self.counters: Counters | None = None  # of its operation, once it was started
         self.pairs: list[Pair] | None = None  # what headers say of it, once they have been asked
+        self.order: list[int] | None = None  # of its works, as they are waited for; []: as posted
         self.inputs = [leaf for lane in sends for leaf in lane]
         self.outputs = [leaf for lane in recvs for leaf in lane]
         self.differentiable_inputs = _differentiable(self.inputs)

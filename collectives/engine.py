@@ -55,7 +55,7 @@ class Engine:
         self._send, self._recv, self._batch = transport.send, transport.recv, transport.batch
         self._flush: Callable[[], None] | None = None
         self.near: frozenset[int] = frozenset()  # peers that are reached past the backend
-        self.mixed = False  # whether some are, and some are not
+        self.host = -1  # the peer that mostly holds the rendezvous store
         self.agree: Callable[[Flight], None] | None = None
 
     def reconnect(self, near: frozenset[int], flush: Callable[[], None]) -> None:
@@ -67,7 +67,6 @@ class Engine:
         """
         self._send, self._recv = self.transport.send, self.transport.recv
         self.near, self._flush = near, flush
-        self.mixed = 0 < len(near) < self.size - 1
 
     def start(self, flight: Flight, inputs: Sequence[Tensor]) -> Flight:
         """Post all messages of a flight.

@@ -126,15 +126,13 @@ def _found_here(engine: Engine, flight: Flight, error: Exception) -> tuple[Cause
 
 def _peers(engine: Engine, flight: Flight) -> list[int]:
     """Return whom the failed message goes to or comes from; all peers, if that is not known."""
-    call = flight.call
-    messages = call.awaited + call.sent
-    works = list(flight.works)
-    if engine.transport.batch is None and messages:
-        if len(works) < len(messages):  # it failed while they were posted
-            return [messages[len(works)].peer]
-        if flight.failed in works:
-            return [messages[works.index(flight.failed)].peer]
-    return call.peers
+    ends, works = flight.ends(), list(flight.works)
+    if engine.transport.batch is None and ends:
+        if len(works) < len(ends):  # it failed while they were posted
+            return [ends[len(works)]]
+        if flight.awaited in works:
+            return [ends[works.index(flight.awaited)]]
+    return flight.call.peers
 
 
 def _advice(flight: Flight, guard: Guard | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,7 +56,7 @@ class Flight:
     copied: list[tuple[Tensor, Tensor]] | None = None
     gaps = False  # in a buffer of the caller, which then cannot be received into
     landed = False
-    failed: Work | None = None  # whose wait raised
+    awaited: Work | None = None  # that is waited for, or whose wait raised
     begun = 0.0
     entered = 0.0  # when the wait began
     agreed = False  # begun before its start: peers have said that they are in the same exchange
@@ -100,6 +101,7 @@ class Flight:
 
     def _finish(self) -> list[Tensor]:
         if not self.landed:
+            self.claim()
             state = self.engine.state
             state.waiting = self
             try:
@@ -129,14 +131,52 @@ class Flight:
         self.inputs, self.works = (), ()
         return results
 
+    def claim(self) -> None:
+        """Refuse to be waited for in a thread that does not exchange over the group.
+
+        Raises:
+            ExchangeError: Another thread does.
+        """
+        state = self.engine.state
+        if state.thread != get_ident():
+            state.claim(f"(rank {self.engine.rank} of {self.engine.size})")
+
     def needs(self, peer: int) -> bool:
         """Whether a message to or from a peer may be under way; from any thread.
 
         gloo does not say which it has moved before they are waited for.
         """
-        return peer not in self.engine.near or any(
-            work.peer == peer and not work.done for work in self.works if isinstance(work, NEAR)
-        )
+        works, awaited, ends = list(self.works), self.awaited, self.ends()
+        if peer in self.engine.near:
+            mine = (work for work in works if isinstance(work, NEAR) and work.peer == peer)
+            return any(not work.done for work in mine)
+        order = list(self._in_order())
+        if len(works) != len(ends) or awaited not in order:
+            return True
+        rest = order[order.index(awaited) :]
+        return any(end == peer and work in rest for work, end in zip(works, ends, strict=True))
+
+    def ends(self) -> list[int]:
+        """Return the peers of all works, in the order in which they are posted."""
+        if self.early:
+            return [post.peer for post in self.early]
+        return [message.peer for message in self.call.awaited + self.call.sent]
+
+    def _in_order(self) -> Sequence[Work]:
+        """Return all works in the order in which they are waited for.
+
+        First what goes past gloo, which only waits move, if there is much of it. Then those with
+        the rank that mostly holds the store: once it has ended, nobody can say whether it had moved
+        all, but for the order.
+        """
+        call, works, engine = self.call, self.works, self.engine
+        if call.order is None:
+            ends = self.ends()
+            ranks = [(end not in engine.near, end != engine.host) for end in ends]
+            order = sorted(range(len(ends)), key=ranks.__getitem__)
+            call.order = [] if order == sorted(order) else order
+        one_by_one = len(works) == len(call.order)
+        return [works[i] for i in call.order] if one_by_one else works
 
     def _near(self) -> bool:
         """Whether all of it goes past gloo: those waits end by themselves when they are broken."""
@@ -147,16 +187,11 @@ class Flight:
         begun, deadline, now = self.begun, self.deadline, time.monotonic
         self.entered = moved = now()
         full, exact = deadline.full, begun + deadline.GRACE
-        work, works = None, self.works
-        if self.engine.mixed:  # gloo moves its own meanwhile; what goes past it, waits do
-            works = sorted(works, key=lambda work: not isinstance(work, NEAR))
-        try:
-            for work in works:
-                work.wait(full if moved < exact else deadline.remaining(moved - begun))
-                moved = now()
-        except BaseException:
-            self.failed = work
-            raise
+        for work in self._in_order():
+            self.awaited = work
+            work.wait(full if moved < exact else deadline.remaining(moved - begun))
+            moved = now()
+        self.awaited = None
         return moved
 
     def reverse(self) -> Flight:

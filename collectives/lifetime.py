@@ -159,7 +159,7 @@ class Lifetime(BoundLate):
         Raises:
             DeadExchange: Names what did not run, and the line that made it.
         """
-        self._bound().engine.state.chain.check()
+        self._bound().engine.state.check_backward()
 
     @eager_only
     def mark_step(self, *numbers: int) -> None:
@@ -179,7 +179,7 @@ class Lifetime(BoundLate):
         binding.engine.state.mark_step(numbers)
         if binding.engine.state.guard is not None:
             watchdog().listen()  # somebody may have taken the signals over meanwhile
-        binding.engine.state.chain.check()
+        binding.engine.state.check_backward()
 
     @eager_only
     def stats(self) -> dict[str, float]:

@@ -75,8 +75,11 @@ class Pending(Generic[T]):
         """Return what arrived; idempotent.
 
         Raises:
-            ExchangeError: A tensor was written to while it was being sent; or the exchange failed.
+            ExchangeError: A tensor was written to while it was being sent; the exchange failed; or
+                this is another thread than the one that exchanges over the group.
         """
+        if self._finish is not None and self._flight is not None:
+            self._flight.claim()
         finish, self._finish = self._finish, None
         if finish is not None:
             modified = any(tensor._version != version for tensor, version in self._versions)

@@ -38,6 +38,7 @@ __all__ = [
     "live_groups",
     "member_groups",
     "refuse_data_worker",
+    "store_host",
 ]
 
 # Groups that this process has from its parent by fork: their sockets belong to the parent.
@@ -210,6 +211,12 @@ def group_ranks(group: object) -> tuple[int, ...]:
     if not isinstance(group, dist.ProcessGroup) or not group_alive(group):
         return ()  # new_group() hands a number to ranks that are not members
     return tuple(dist.get_process_group_ranks(group))
+
+
+def store_host(group: ProcessGroup) -> int:
+    """Return which rank of the group mostly holds the rendezvous store; -1: none of them."""
+    ranks = group_ranks(group)
+    return ranks.index(0) if 0 in ranks else -1
 
 
 def group_device(group: ProcessGroup | None) -> torch.device:

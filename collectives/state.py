@@ -123,6 +123,11 @@ class GroupState:
         self._owner = threading.current_thread()
         self.thread = threading.get_ident()
 
+    def check_backward(self) -> None:
+        """Raise what :meth:`Chain.check` finds; nothing where a failure cut the backward off."""
+        if self.broken is None:
+            self.chain.check()
+
     def shares_thread(self, other: GroupState) -> bool:
         """Whether one thread exchanges over both groups, so that it waits in one at a time."""
         return self._owner is not None and self._owner is other._owner

@@ -184,8 +184,7 @@ class _StoreHost:
 
     def __init__(self, group: ProcessGroup, device: torch.device) -> None:
         self._group, self._device = group, device
-        ranks = runtime.group_ranks(group)
-        self._host = ranks.index(0) if 0 in ranks else group.rank()
+        self._host = runtime.store_host(group)
         self._lost = 0  # looks in a row that saw it so
 
     def __call__(self) -> None:
@@ -195,7 +194,7 @@ class _StoreHost:
             PeerLost: It has ended, and who greets has had the time to say more.
         """
         rank, size, host = self._group.rank(), self._group.size(), self._host
-        lost = rank != host and connection_lost(self._group, self._device, host)
+        lost = host not in (rank, -1) and connection_lost(self._group, self._device, host)
         self._lost = self._lost + 1 if lost else 0
         if self._lost > _LOOKS:
             raise PeerLost(

@@ -135,7 +135,10 @@ class Guard:
         gone = lost if known is None else known
         if not gone or self.state.waiting is not flight:
             return None
-        text = f"the connection of rank {self.rank} to rank {gone[0]} was closed"
+        text = (
+            f"the connection of rank {self.rank} to rank {gone[0]} was closed: its process ended or"
+            " gave up, and its own output says why"
+        )
         return self.report("lost", text, gone[0])
 
     def _unfinished(self, flight: Flight, peers: list[int]) -> list[int]:

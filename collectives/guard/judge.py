@@ -15,6 +15,7 @@ A peer one ahead or behind that waits for a third rank is proof of nothing.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ..trace import KEPT
@@ -22,6 +23,8 @@ from .account import Cause
 
 if TYPE_CHECKING:
     from .account import Account, Entry
+
+_AHEAD = ("forward", "tangent")  # of these, each has a number of its own
 
 __all__ = ["compare", "crossed", "finished", "judge"]
 
@@ -64,7 +67,7 @@ def judge(mine: Account, theirs: Account) -> Cause | None:
         return None
     if any(other.fits(entry, theirs.rank, mine.rank) for entry in mine.find(other.key)):
         return None  # this rank has done its part there
-    return _mismatch(mine, theirs, waited, other)
+    return None if _forgotten(other, mine) else _mismatch(mine, theirs, waited, other)
 
 
 def crossed(mine: Account, theirs: Account, there: Account) -> tuple[Cause, Cause] | None:
@@ -115,8 +118,12 @@ def compare(mine: Entry, other: Entry) -> str:
 
 
 def _forgotten(waited: Entry, theirs: Account) -> bool:
-    """Whether the peer may have posted it longer ago than its account goes back."""
-    first = min((entry.signature.sequence for entry in theirs.entries), default=0)
+    """Whether the peer may have posted it longer ago than its account goes back.
+
+    Forward numbers are posted in order, and a backward after its forward.
+    """
+    ahead = (entry.signature for entry in theirs.entries if entry.signature.phase in _AHEAD)
+    first = min((signature.sequence for signature in ahead), default=math.inf)
     return len(theirs.entries) >= KEPT and first > waited.signature.sequence
 
 
@@ -126,14 +133,13 @@ def _instead_of(waited: Entry, theirs: Account) -> Entry | None:
     Only forward numbers are consecutive: a backward has its forward's.
     """
     sequence, phase = waited.key
-    if phase not in ("forward", "tangent"):
+    if phase not in _AHEAD:
         return None
     return next(
         (
             entry
             for entry in theirs.entries
-            if entry.signature.sequence == sequence
-            and entry.signature.phase in ("forward", "tangent")
+            if entry.signature.sequence == sequence and entry.signature.phase in _AHEAD
         ),
         None,
     )

@@ -6,8 +6,12 @@ import sys
 import time
 from signal import SIGCONT, SIGSTOP
 
+import torch
+
+from collectives import Exchange, Ring
+
 from .loop import Loop, loop
-from .row import NOTHING, STORE, Expected, Row
+from .row import DEADLINE, NOTHING, STORE, Expected, Row
 
 __all__ = ["CONTROLS"]
 
@@ -35,6 +39,23 @@ def come_late_and_end(at: Loop) -> None:
     end_at_the_last_step(at)
 
 
+def hand_on(at: Loop) -> None:
+    """Send towards the last rank, and end as soon as that is done: first rank 0, with the store."""
+    chain = Exchange(lambda size: Ring(size, periodic=False), at.adapter, timeout=DEADLINE)
+    sent = [torch.full((64,), float(at.exchange.rank)) for _ in range(2)]
+    got = chain.exchange(to_left=None, to_right=sent)
+    rank = at.exchange.rank
+    if rank and not all(bool((x == rank - 1).all()) for x in got.from_left):
+        at.player.tell("corrupt", step=at.step, rank=rank - 1)
+    if at.step == 7:
+        sys.exit(0)
+
+
+def hand_on_late(at: Loop) -> None:
+    time.sleep(2.5)
+    hand_on(at)
+
+
 CONTROLS = (
     Row("none", loop(), NOTHING),
     Row("none, two ranks, sides differ", loop(), NOTHING, size=2),
@@ -43,6 +64,11 @@ CONTROLS = (
     Row(
         "a rank is done and ends, another is slow",
         loop(come_late_and_end, usually=end_at_the_last_step, by=3, at=7),
+        Expected((SystemExit,), within=2.5, code=0),
+    ),
+    Row(
+        "the store's host is done and ends, another is slow",
+        loop(hand_on_late, usually=hand_on, by=3, at=7),
         Expected((SystemExit,), within=2.5, code=0),
     ),
     Row(

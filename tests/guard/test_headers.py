@@ -9,7 +9,7 @@ import torch
 
 from adapters.raw_ddp import RawDDPAdapter
 from collectives import Adapter, Exchange, Ring
-from collectives.errors import ExchangeMismatch
+from collectives.errors import ExchangeMismatch, ExchangeTimeout
 from collectives.record import FlightRecord, verdict
 from collectives.testing import simulate
 from collectives.testing.pool import RankPool
@@ -28,6 +28,19 @@ def test_a_slow_rank_is_waited_for_while_the_others_discover(rank: int) -> None:
         arrived = exchange.shift(torch.ones(rank + 1, dtype=dtypes[rank]), shapes="discover")
         source = (rank - 1) % 3
         assert (arrived.shape, arrived.dtype) == ((source + 1,), dtypes[source])
+
+
+@pytest.mark.ranks(3)
+def test_a_rank_that_does_not_come_is_named_and_no_other(rank: int) -> None:
+    """Of more messages than there are headers: which of those failed says who."""
+    exchange = Exchange(Ring, RawDDPAdapter(), verify="always", timeout=2.0)
+    tree = [torch.ones(30_000 + n) for n in range(6)]
+    exchange.exchange(to_left=tree, to_right=tree)
+    if rank == 1:
+        time.sleep(4.0)
+        return
+    with pytest.raises(ExchangeTimeout, match=r"rank [02] got no answer from rank 1 in 2 s"):
+        exchange.exchange(to_left=tree, to_right=tree)
 
 
 def test_a_rank_that_meets_no_wrong_header_hears_of_it_too(rank_pool: RankPool) -> None:

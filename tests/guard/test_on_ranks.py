@@ -222,6 +222,26 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(rank: int, world_size:
     assert exchange.shift(one(rank)).item() == (rank - 1) % world_size
 
 
+@pytest.mark.ranks(1, 2, 3)
+def test_a_second_thread_must_not_wait_for_what_the_first_has_started(
+    rank: int, world_size: int
+) -> None:
+    exchange, refused = ring(), []
+    pending = exchange.start_shift(one(rank))
+
+    def second() -> None:
+        try:
+            pending.wait()
+        except ExchangeError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=second, name="loader")
+    thread.start()
+    thread.join()
+    assert "in thread 'loader': this group belongs to thread 'MainThread'" in refused[0]
+    assert pending.wait().item() == (rank - 1) % world_size
+
+
 @pytest.mark.ranks(2)
 def test_a_thread_takes_over_from_one_that_has_ended(rank: int) -> None:
     exchange, arrived = ring(), []

@@ -34,7 +34,7 @@ def wait_for_all(works: list[Work]) -> None:
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize(
     "sizes",
-    [(SHORT + 1,) * (SLOTS + 2), (ROOM, SHORT + 1), (ROOM, ROOM), (ROOM + SLOT,), (SHORT,) * 300],
+    [(SHORT + 1,) * (SLOTS + 2), (ROOM, SHORT + 1), (ROOM, ROOM), (ROOM + SLOT,), (SHORT,) * 3000],
     ids=["many leaves", "one more", "two long", "one long", "short ones"],
 )
 def test_a_send_that_was_asked_for_and_has_not_left_ends_with_its_receiver(

@@ -20,6 +20,7 @@ from collectives.transport import Work
 from collectives.transport import group as group_module
 from collectives.transport.same_host import SameHost
 from collectives.transport.same_host import door as door_module
+from collectives.transport.same_host.arena import SLOTS
 from collectives.transport.same_host.inbox import Receive
 from tests.support.ranks import linux, wait_until
 
@@ -145,6 +146,21 @@ def test_what_waits_must_move_is_waited_for_before_what_gloo_moves_by_itself(
     assert got.from_right.tolist() == [(rank + 1) % 3]
     # Rank 2 is alone on its host; the others have one neighbour here, and that one there.
     assert waits == (["near", "far", "far"] if rank < 2 else 4 * ["far"])
+
+
+@pytest.mark.ranks(2, 3, 5)
+def test_a_wait_in_one_group_moves_the_messages_of_another(rank: int, world_size: int) -> None:
+    """More than there is room for; the ranks wait in another order than each other."""
+    here, there = (Exchange(Ring, RawDDPAdapter(dist.new_group()), timeout=20) for _ in range(2))
+    for exchange in (here, there):
+        exchange.shift(torch.tensor([rank]))
+    started = [there.start_shift(torch.full((3_000,), rank + n)) for n in range(2 * SLOTS)]
+    if rank == 0:
+        here.shift(torch.tensor([rank]))
+    for number, pending in enumerate(started):
+        assert (pending.wait() == (rank - 1) % world_size + number).all()
+    if rank:
+        here.shift(torch.tensor([rank]))
 
 
 @pytest.mark.ranks(2, 3, 5, fresh=True)

@@ -20,8 +20,12 @@ INLINE, POSTED = -1, -2
 SAME_VERSION = "install one version of torch-collectives on all ranks"
 """What to do about frames that are not as they should be."""
 
-SHORT = 64 * 1024
-"""Bytes up to which a payload goes through the socket itself."""
+SHORT = 4 * 1024
+"""Bytes up to which a payload goes through the socket itself.
+
+It takes 64 of them where the system gives sockets no more room than Linux does by default (208
+KiB), and copies of a longer one cost as much as those into shared memory.
+"""
 
 
 def memory_of(address: int, size: int) -> memoryview:

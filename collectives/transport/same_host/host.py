@@ -7,6 +7,7 @@ import math
 import os
 import select
 import socket
+import threading
 import time
 import weakref
 from contextlib import suppress
@@ -53,6 +54,7 @@ class SameHost:
         self._inboxes: dict[int, Inbox] = {}
         self._broken = False
         self._lines = door.lines
+        self._thread = 0  # the one that exchanged last
         weakref.finalize(self, _close, self._lines).atexit = False
         _open.add(self)
 
@@ -83,6 +85,7 @@ class SameHost:
 
     def flush(self) -> None:
         """Tell the peers what was posted, should this rank not wait for it at once."""
+        self._thread = threading.get_ident()
         for inbox in self._inboxes.values():
             if inbox.outbox.awaits:
                 inbox.outbox.push()
@@ -140,9 +143,10 @@ class SameHost:
         inbox = self._inboxes.get(work.peer)
         if inbox is None:
             raise ConnectionError(f"Connection to rank {work.peer} closed here")
+        hosts = [self, *self._others()]
         while True:
-            for way in self._inboxes.values():
-                way.outbox.push()
+            for host in hosts:
+                host._push()
             if work.over:
                 return
             # What was asked for and has not left: nothing is read from there that would tell.
@@ -152,15 +156,37 @@ class SameHost:
             left = end - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"Timed out waiting for rank {work.peer}")
-            self._sleep(inbox, left)
-            self._admit()
-            for way in self._inboxes.values():
-                while way.awaited and way.read():
-                    pass
+            poll = select.poll()
+            for host in hosts:
+                host._register(poll)
+            if inbox.line is None:
+                poll.register(inbox.outbox.line, inbox.outbox.awaits)  # its end is always noticed
+            poll.poll(math.ceil(1000 * min(left, _LONGEST)))
+            for host in hosts:
+                host._pull()
 
-    def _sleep(self, inbox: Inbox, seconds: float) -> None:
-        """Return when something may have happened, or after so many seconds."""
-        poll = select.poll()
+    def _others(self) -> list[SameHost]:
+        """Return those of other groups that this thread exchanges over: a wait moves theirs too."""
+        thread = threading.get_ident()
+        return [
+            host for host in _open
+            if host is not self and host._thread == thread and not host._broken
+        ]  # fmt: skip
+
+    def _push(self) -> None:
+        """Move on what is to leave."""
+        for way in self._inboxes.values():
+            way.outbox.push()
+
+    def _pull(self) -> None:
+        """Let in who has come, and take in what has."""
+        self._admit()
+        for way in self._inboxes.values():
+            while way.awaited and way.read():
+                pass
+
+    def _register(self, poll: select.poll) -> None:
+        """Let a poll return when something may have happened."""
         for line in (self._door.listener, *self._door.silent):
             poll.register(line, select.POLLIN)
         for way in self._inboxes.values():
@@ -168,9 +194,6 @@ class SameHost:
                 poll.register(way.line, select.POLLIN)
             if way.outbox.awaits:
                 poll.register(way.outbox.line, way.outbox.awaits)
-        if inbox.line is None:
-            poll.register(inbox.outbox.line, inbox.outbox.awaits)  # its end is always noticed
-        poll.poll(math.ceil(1000 * min(seconds, _LONGEST)))
 
     def _admit(self) -> None:
         """Let in the ranks that have come to the door."""
