@@ -54,6 +54,7 @@ class Flight:
     works: Sequence[Work] = ()
     packed: list[tuple[Pack, Buffer, bool]] | None = None
     copied: list[tuple[Tensor, Tensor]] | None = None
+    held: Sequence[Tensor] = ()  # aliases of buffers of the caller that are written to
     gaps = False  # in a buffer of the caller, which then cannot be received into
     landed = False
     awaited: Work | None = None  # that is waited for, or whose wait raised
@@ -128,7 +129,7 @@ class Flight:
                 counters.waited += moved - self.entered
         results, self.results = self.results, []
         # A result that requires grad keeps its node alive, and the node this flight.
-        self.inputs, self.works = (), ()
+        self.inputs, self.works, self.held = (), (), ()
         return results
 
     def claim(self) -> None:

@@ -63,7 +63,10 @@ class Pending(Generic[T]):
         self._finish: Callable[[], T] | None = finish
         self._landing = landing
         self._outs = [] if flight is None or flight.outs is None else flight.outs
-        landing.update(map(memory_of, self._outs))
+        self._places = list(map(memory_of, self._outs))
+        landing.update(self._places)
+        if flight is not None and self._outs:  # `out.data = x` must not free what is written to
+            flight.held = [x.detach() for x in self._outs]
         # Inference tensors have no version counter.
         self._versions = [(x, x._version) for x in (*sent, *self._outs) if not x.is_inference()]
         # A checkpoint that computes its block again stops as soon as it has what it needs.
@@ -83,7 +86,8 @@ class Pending(Generic[T]):
         finish, self._finish = self._finish, None
         if finish is not None:
             modified = any(tensor._version != version for tensor, version in self._versions)
-            self._landing.difference_update(map(memory_of, self._outs))
+            modified = modified or self._places != list(map(memory_of, self._outs))
+            self._landing.difference_update(self._places)
             result = finish()
             if modified:
                 raise ExchangeError(
@@ -100,7 +104,7 @@ class Pending(Generic[T]):
     @untraced
     def __del__(self) -> None:
         if getattr(self, "_finish", None) is not None:
-            self._landing.difference_update(map(memory_of, self._outs))
+            self._landing.difference_update(self._places)
             label = "" if self._may_drop else self._label
             self._dropped.append(Dropped(label, self._flight))
 

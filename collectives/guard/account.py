@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ..signature import Signature
@@ -27,7 +27,7 @@ _LONGEST_CAUSE = 4000
 _MANY = 128  # entries
 
 T = TypeVar("T")
-Tags = dict[int, list[int]]
+Digests = dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,16 @@ class Entry:
     Args:
         signature: In words.
         facts: Digest of all that must be equal on every rank, the texts at full length.
-        sends: Tags of what leaves, by the rank that gets it.
-        awaits: Tags of what arrives, by the rank that it comes from.
+        sends: Digest of the tags of what leaves, by the rank that gets it.
+        awaits: Digest of the tags of what arrives, by the rank that it comes from.
         done: Whether everything has been moved.
         owner: Number of its Exchange on the group.
     """
 
     signature: Signature
     facts: int
-    sends: Tags
-    awaits: Tags
+    sends: Digests
+    awaits: Digests
     done: bool
     owner: int
 
@@ -59,8 +59,8 @@ class Entry:
         """Whether this exchange of ``rank`` and the other of ``peer`` are the two ends of one."""
         return (
             self.facts == other.facts
-            and sorted(self.sends.get(peer, ())) == sorted(other.awaits.get(rank, ()))
-            and sorted(self.awaits.get(peer, ())) == sorted(other.sends.get(rank, ()))
+            and self.sends.get(peer) == other.awaits.get(rank)
+            and self.awaits.get(peer) == other.sends.get(rank)
         )
 
     def needs(self, peer: int) -> bool:
@@ -97,6 +97,7 @@ class Account:
         left: Why it will exchange no more; empty while it may.
         closed: Numbers of its Exchanges that will exchange no more.
         elsewhere: What it waits for in another group.
+        whole: Whether the entries are all that it has ever posted.
     """
 
     rank: int
@@ -106,6 +107,7 @@ class Account:
     left: str = ""
     closed: tuple[int, ...] = ()
     elsewhere: Elsewhere | None = None
+    whole: bool = True
 
     @property
     def waiting(self) -> Entry | None:
@@ -117,8 +119,15 @@ class Account:
         return [entry for entry in self.entries if entry.key == key]
 
     def dumps(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(asdict(self))
+        """Return it as JSON; where that is too long to be read, without the oldest entries."""
+        text, kept = json.dumps(asdict(self)), len(self.entries)
+        while len(text) > _LONGEST and kept > 1:
+            kept //= 2
+            begin = len(self.entries) - kept
+            waits = self.waits - begin if self.waits >= begin else -1
+            short = replace(self, entries=self.entries[begin:], waits=waits, whole=False)
+            text = json.dumps(asdict(short))
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +195,7 @@ def read_account(text: str | bytes) -> Account | None:
             left=_cut(_as(str, data["left"])),
             closed=tuple(_as(int, owner) for owner in _as(list, data["closed"])),
             elsewhere=_read_elsewhere(data["elsewhere"]),
+            whole=_as(bool, data["whole"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
@@ -204,11 +214,11 @@ def read_cause(text: str | bytes) -> Cause | None:
     return Cause(kind, rank, _cut(text, _LONGEST_CAUSE), lost)
 
 
-def _tags(messages: Sequence[SingleMessage | PackedMessage], mix: int) -> Tags:
-    tags: Tags = {}
+def _tags(messages: Sequence[SingleMessage | PackedMessage], mix: int) -> Digests:
+    tags: dict[int, list[int]] = {}
     for message in messages:
         tags.setdefault(message.peer, []).append(message.tag ^ mix)
-    return tags
+    return {peer: zlib.crc32(repr(sorted(found)).encode()) for peer, found in tags.items()}
 
 
 def _read(text: str | bytes) -> dict[str, object] | None:
@@ -248,9 +258,8 @@ def _read_elsewhere(data: object) -> Elsewhere | None:
     )
 
 
-def _read_tags(data: object) -> Tags:
-    items = _as_dict(data).items()
-    return {int(peer): [_as(int, tag) for tag in _as(list, tags)] for peer, tags in items}
+def _read_tags(data: object) -> Digests:
+    return {int(peer): _as(int, digest) for peer, digest in _as_dict(data).items()}
 
 
 def _as_dict(value: object) -> dict[str, object]:

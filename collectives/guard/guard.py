@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..chain import place_in
 from ..record import dump, take
 from ..state import tag_mix
+from ..trace import KEPT
 from ..transport.group import failure_kind
 from .account import Account, Cause, Elsewhere, Entry, entry_of
 from .aside import Aside
@@ -259,13 +260,12 @@ class Guard:
             )
 
     def _publish(self) -> None:
-        account = self._account(self._published)
-        self._clerk.ask(lambda: self._board.publish(account), _NOTE)
+        # Made by the clerk: of two notes at once, the last says all.
+        self._clerk.ask(lambda: self._board.publish(self._account(self._published)), _NOTE)
 
     def _account(self, flight: Flight | None) -> Account:
-        traces = list(self.state.history)
+        traces, waits = list(self.state.history), -1
         entries: list[Entry] = []
-        waits = -1
         for trace in traces:
             where = ""
             if flight is not None and trace is flight.trace:
@@ -280,6 +280,7 @@ class Guard:
             self._left,
             self._closed,
             self._elsewhere,
+            whole=len(traces) < KEPT,
         )
 
     def _entry(self, trace: Trace, where: str) -> Entry:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ..trace import KEPT
 from .account import Cause
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def judge(mine: Account, theirs: Account) -> Cause | None:
     if _forgotten(waited, theirs):
         return None
     left = theirs.left
-    if waited.owner in theirs.closed:
+    if waited.owner in theirs.closed and not _is_backward(waited):
         left = f"closed that Exchange after {theirs.count} exchanges of the group"
     if left:
         return Cause(
@@ -124,7 +123,7 @@ def _forgotten(waited: Entry, theirs: Account) -> bool:
     """
     ahead = (entry.signature for entry in theirs.entries if entry.signature.phase in _AHEAD)
     first = min((signature.sequence for signature in ahead), default=math.inf)
-    return len(theirs.entries) >= KEPT and first > waited.signature.sequence
+    return not theirs.whole and first > waited.signature.sequence
 
 
 def _instead_of(waited: Entry, theirs: Account) -> Entry | None:

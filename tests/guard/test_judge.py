@@ -111,6 +111,12 @@ def test_a_rank_that_closed_the_exchange_is_proof_and_another_exchange_is_not() 
     assert judge(account(1, entry(1, 4, done=True), entry(1, 5, owner=2)), closed) is None
 
 
+def test_a_closed_exchange_is_no_proof_against_its_backward() -> None:
+    """Ranks may run it after the block that closes the Exchange: those that are fast do."""
+    closed = Account(2, (entry(2, 4, done=True),), count=4, closed=(1,))
+    assert judge(account(1, entry(1, 4, done=True), entry(1, 4, phase=1)), closed) is None
+
+
 def test_a_rank_that_left_after_it_posted_its_part_is_no_proof() -> None:
     left = Account(2, (entry(2, 5, done=True),), count=5, left="closed its exchange after 5")
     assert judge(account(1, entry(1, 5)), left) is None
@@ -206,6 +212,28 @@ def test_what_is_too_long_is_not_read_and_long_texts_are_cut() -> None:
     assert len(long.signature.name) == 400
     assert "too long to be shown" in verdict(account(2, long), account(1, other))
     assert len(Cause("mismatch", 1, "t" * 10_000).dumps()) < 5_000
+
+
+def test_of_an_account_that_is_too_long_the_oldest_entries_are_left_out() -> None:
+    many = [entry(2, n, name=chr(0x1F600) * 10_000) for n in range(1, 65)]
+    written = account(2, *many, left="ended after 64 exchanges")
+    read = read_account(written.dumps())
+    assert read is not None
+    assert not read.whole
+    assert (read.rank, read.count, read.left) == (2, 64, "ended after 64 exchanges")
+    assert read.entries == written.entries[-len(read.entries) :]
+    assert read.waiting == written.waiting
+
+
+def test_an_account_of_many_tensors_is_not_long() -> None:
+    plan = plan_exchange(Ring(4), 2, 0)
+    lanes = ((Leaf((30_000,), torch.float32),) * 1000,) * len(plan.lanes)
+    call = Call(plan, lanes, lanes, name="kv", topology="Ring(4)", grad=False, phase=0, owner=1)
+    made = [entry_of(Trace(call, n, (0,), begun=1.0), tag_mix((0,), n)) for n in range(1, 65)]
+    read = read_account(account(2, *made).dumps())
+    assert read is not None
+    assert read.whole
+    assert len(read.entries) == 64
 
 
 def test_a_cause_is_read_as_it_was_written() -> None:

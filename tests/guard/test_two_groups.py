@@ -18,7 +18,6 @@ from collectives import Exchange, Ring
 from collectives.errors import ExchangeMismatch, ExchangeTimeout
 from collectives.guard.account import Account, Elsewhere, read_account
 from collectives.guard.judge import crossed, finished, judge
-from collectives.trace import KEPT
 from tests.guard.test_judge import account, entry
 
 TOLD = "wait for each other in two process groups"
@@ -86,17 +85,32 @@ def test_all_else_is_no_proof(why: str) -> None:
 
 def test_what_is_longer_ago_than_an_account_goes_back_is_no_proof() -> None:
     """A rank may be far ahead, in exchanges with others."""
-    later = [entry(2, 6 + k, name="v", done=True) for k in range(KEPT)]
-    ahead = account(2, *later, waits=False, left="ended after 69 exchanges")
-    known = account(2, *later[1:], waits=False, left="ended after 69 exchanges")
+    later = [entry(2, 6 + k, name="v", done=True) for k in range(3)]
+    known = account(2, *later, waits=False, left="ended after 8 exchanges")
+    ahead = replace(known, whole=False)
     assert judge(MINE, known) is not None
     assert judge(MINE, ahead) is None
     assert finished(MINE, ahead)
     assert not finished(MINE, known)
     assert crossed(MINE, replace(ahead, elsewhere=AWAY), THERE) is None
     assert crossed(MINE, replace(known, elsewhere=AWAY), THERE) is not None
-    there = account(1, *later, waits=False)
-    assert crossed(MINE, THEIRS, there) is None
+    assert crossed(MINE, THEIRS, account(1, *later, waits=False)) is not None
+    assert crossed(MINE, THEIRS, replace(account(1, *later, waits=False), whole=False)) is None
+
+
+def test_of_two_that_wait_for_each_other_neither_may_have_forgotten() -> None:
+    mine = account(1, entry(1, 4, done=True), entry(1, 5))
+    theirs = account(2, entry(2, 5, name="v", phase=1), entry(2, 2, phase=1))
+    assert judge(mine, theirs) is not None
+    assert judge(replace(mine, whole=False), theirs) is None  # it may have posted that backward
+    assert judge(mine, replace(theirs, whole=False)) is None
+
+
+def test_a_backward_is_posted_after_its_forward_so_what_is_known_since_then_is_proof() -> None:
+    mine = replace(account(1, entry(1, 4, done=True), entry(1, 4, phase=1)), whole=False)
+    theirs = replace(account(2, entry(2, 4, done=True), entry(2, 5)), whole=False)
+    assert judge(mine, theirs) is not None
+    assert judge(theirs, mine) is not None
 
 
 def test_an_account_is_read_as_it_was_written() -> None:

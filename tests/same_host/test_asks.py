@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from collectives.transport.same_host import Door, SameHost
-from collectives.transport.same_host.arena import SLOT
+from collectives.transport.same_host.arena import SLOT, SLOTS
 from tests.support.ranks import linux
 
 pytestmark = linux
 
+ROOM = SLOT * SLOTS
 RUN = "0123456789abcdef"
 SOON, LONG = timedelta(seconds=0.2), timedelta(seconds=20)
 
@@ -74,6 +76,36 @@ def test_a_receive_is_not_over_before_the_sender_knows_that_it_was_asked_for(
     line.full = False
     receiving.wait(LONG)
     sending.wait(LONG)
+
+
+def test_what_has_not_left_is_what_was_sent_whatever_becomes_of_the_tensor(
+    pair: tuple[SameHost, SameHost],
+) -> None:
+    one, other = pair
+    sent = torch.full((ROOM + 3 * SLOT,), 7, dtype=torch.uint8)
+    sending = one.send([sent], 1, 2)
+    sent.data = torch.ones(4, dtype=torch.uint8)
+    got = torch.zeros(ROOM + 3 * SLOT, dtype=torch.uint8)
+    receiving = other.recv([got], 0, 2)
+    thread = threading.Thread(target=sending.wait, args=(LONG,))
+    thread.start()
+    receiving.wait(LONG)
+    thread.join(20)
+    assert (got == 7).all()
+
+
+def test_a_storage_that_was_given_up_before_all_has_left_is_an_error(
+    pair: tuple[SameHost, SameHost],
+) -> None:
+    one, other = pair
+    sent = torch.full((ROOM + 3 * SLOT,), 7, dtype=torch.uint8)
+    sending = one.send([sent], 1, 2)
+    sent.untyped_storage().resize_(0)  # as sharded data parallel does
+    receiving = other.recv([torch.zeros(ROOM + 3 * SLOT, dtype=torch.uint8)], 0, 2)
+    with pytest.raises(TimeoutError):
+        receiving.wait(SOON)  # now there is room for more
+    with pytest.raises(RuntimeError, match="to rank 1 has lost its storage"):
+        sending.wait(LONG)
 
 
 def test_a_receive_is_over_where_the_sender_has_ended(pair: tuple[SameHost, SameHost]) -> None:

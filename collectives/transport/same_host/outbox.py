@@ -30,11 +30,11 @@ class Parcel:
         host: Of this rank.
     """
 
-    __slots__ = ("framed", "gone", "host", "met", "outbox", "size", "tag", "tensor")
+    __slots__ = ("address", "framed", "gone", "host", "met", "outbox", "size", "tag", "tensor")
 
     def __init__(self, tensor: torch.Tensor, tag: int, outbox: Outbox, host: SameHost) -> None:
         self.tensor, self.tag, self.outbox, self.host = tensor, tag, outbox, host
-        self.size = tensor.nbytes
+        self.size, self.address = tensor.nbytes, tensor.data_ptr()
         self.framed = -1  # bytes that were; an empty message has a frame as well
         self.gone = self.met = False
 
@@ -44,6 +44,23 @@ class Parcel:
         return self.gone and self.met
 
     over = done
+
+    def hold(self) -> None:
+        """Keep the memory, whatever the caller lets the tensor be until all of it has left."""
+        self.tensor = self.tensor.detach()
+
+    def memory(self) -> int:
+        """Return where what has not left lies.
+
+        Raises:
+            RuntimeError: The caller has resized it.
+        """
+        if self.tensor.data_ptr() != self.address:
+            raise RuntimeError(
+                f"a tensor on its way to rank {self.peer} has lost its storage (resized?); leave"
+                " what is being sent alone until wait()"
+            )
+        return self.address
 
     @property
     def peer(self) -> int:
@@ -92,9 +109,11 @@ class Outbox:
         if size > SHORT or self._parcels or self._frame:
             self._parcels.append(parcel)
             self.push()
+            if not parcel.gone:
+                parcel.hold()
             return parcel
         head = self.posted + HEAD.pack(INLINE, tag, size)
-        payload = (ctypes.c_char * size).from_address(parcel.tensor.data_ptr() or 1)
+        payload = (ctypes.c_char * size).from_address(parcel.address or 1)
         self.posted = b""
         try:
             sent = self.line.sendmsg((head, payload), (), socket.MSG_NOSIGNAL)
@@ -184,7 +203,7 @@ class Outbox:
         """Begin the next frame of a message; False if there is no slot for it."""
         if parcel.size > SHORT:
             return self._fill(parcel)
-        payload = memory_of(parcel.tensor.data_ptr(), parcel.size)
+        payload = memory_of(parcel.memory(), parcel.size)
         self._frame = memoryview(b"".join((HEAD.pack(INLINE, parcel.tag, parcel.size), payload)))
         parcel.framed = parcel.size
         return True
@@ -196,7 +215,7 @@ class Outbox:
         self._collect()
         assert self._arena is not None  # nothing leaves once it is closed
         begun, heads, free = max(parcel.framed, 0), b"", self._free
-        address, tag, size = parcel.tensor.data_ptr(), parcel.tag, parcel.size
+        address, tag, size = parcel.memory(), parcel.tag, parcel.size
         end = min(size, begun + AT_ONCE * SLOT)
         while free and begun < end:
             slot, part = free.pop(), min(end - begun, SLOT)
