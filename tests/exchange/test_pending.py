@@ -123,6 +123,26 @@ def test_writing_to_what_is_being_sent_is_named(world: World, size: int) -> None
         assert "test_pending.py:" in text
 
 
+def replaced(adapter: Adapter) -> str:
+    exchange = Exchange(Ring, adapter)
+    out = torch.zeros(300_000)
+    pending = exchange.start_shift(torch.ones(300_000), out=out)
+    out.data = torch.full((300_000,), 7.0)
+    try:
+        pending.wait()
+    except ExchangeError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_buffer_that_is_given_other_memory_is_named_and_the_old_one_kept(
+    world: World, size: int
+) -> None:
+    for text in world(replaced, size):
+        assert "modified in place between start and wait()" in text
+
+
 def dropped(adapter: Adapter, grad: bool) -> list[str]:
     exchange = Exchange(Ring, adapter)
     texts = []
