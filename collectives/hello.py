@@ -22,10 +22,19 @@ from .book import Book, StoreLike
 from .errors import CollectivesError, ContextError, ExchangeTimeout, PeerLost
 from .facts import Entry, Facts, Process, absence, departure, disagreement, this_process
 
-__all__ = ["Greeting", "StoreLike", "decline", "greet"]
+__all__ = ["Greeting", "Stop", "StoreLike", "decline", "greet"]
 
 _KINDS = {kind.__name__: kind for kind in (ContextError, ExchangeTimeout, PeerLost)}
 _PROBE = 0.5  # seconds between two looks at whether ranks that are missing have ended
+
+
+class Stop(threading.Event):
+    """Ends a greeting within a second, once it is set.
+
+    ``error`` is what the greeting raises then, here and on the other ranks.
+    """
+
+    error: CollectivesError | None = None
 
 
 class Greeting(NamedTuple):
@@ -64,7 +73,7 @@ def greet(
         timeout: How long to wait for the others, in seconds.
         label: What the group is called in the store; the same on all ranks.
         process: Who claims the rank; ``None``: this process.
-        stop: Once set, this rank gives up within a second.
+        stop: Once set, this rank gives up within a second; see :class:`Stop`.
         lasting: The store may hold entries of processes that are gone. A second process of a rank
             is then named only if it comes while the others are still there.
         lost: Whether a rank is known to have ended; ``None``: that is not known of any.
@@ -134,7 +143,9 @@ def _wait_for_all(
         if over:
             _give_up(book, ExchangeTimeout(absence(book.mine, present, timeout)))
         if stop.wait(pause):
-            _give_up(book, ContextError(f"hello: this rank was stopped {book.mine.where}"))
+            error = stop.error if isinstance(stop, Stop) else None
+            text = f"hello: this rank was stopped {book.mine.where}"
+            _give_up(book, error or ContextError(text))
         pause = min(1.5 * pause, longest)
 
 

@@ -11,7 +11,7 @@ from .bound import BoundLate
 from .checks import check_numbers
 from .compiled.eager import eager_only, graphable
 from .deadline import deadline_of
-from .errors import CollectivesError, ExchangeClosed
+from .errors import CollectivesError, ExchangeClosed, PeerLost
 from .guard import describe, stay_away, watchdog
 from .joining import join_chain
 from .prepare import raise_left_over
@@ -67,9 +67,14 @@ class Lifetime(BoundLate):
         """
         binding = self._bound()
         state = binding.engine.state
-        state.broken = state.broken or f"rank {binding.engine.rank} aborted: {reason}"
+        text = f"rank {binding.engine.rank} aborted: {reason}"
+        state.broken = state.broken or text
+        greeting = state.greeting  # looked at before the guard, which comes when this goes
         if state.guard is not None:
             state.guard.give_up("aborted", f"aborted: {reason}")
+        elif greeting is not None:
+            greeting.error = PeerLost(f"hello: {text} {binding.here}")
+            greeting.set()
         elif binding.guarded:
             stay_away(binding.guarded, binding.digest, state.broken, seconds=1.0)
 

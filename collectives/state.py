@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from .flight import Flight
     from .guard.guard import Guard
+    from .hello import Stop
     from .pending import Dropped
     from .transport.same_host import SameHost
 
@@ -91,6 +92,7 @@ class GroupState:
         self.history: deque[Trace] = deque(maxlen=KEPT)
         self.waiting: Flight | None = None  # read by the watchdog
         self.guard: Guard | None = None
+        self.greeting: Stop | None = None  # while this rank waits for the others' first exchange
         self.same_host: SameHost | None = None
         self.run = ""  # what all ranks of the group call it, once they have greeted each other
         self.owners = 0  # Exchanges that have exchanged over it

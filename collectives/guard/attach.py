@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 import weakref
 from contextlib import suppress
@@ -15,7 +14,7 @@ import torch
 from .. import runtime
 from ..errors import CollectivesError, ContextError, ExchangeTimeout, PeerLost
 from ..facts import Facts
-from ..hello import Greeting, decline, greet
+from ..hello import Greeting, Stop, decline, greet
 from ..launcher import find_job
 from ..settings import same_host
 from ..transport.control import (
@@ -85,12 +84,12 @@ def attach(
 
     Raises:
         ContextError: The ranks do not agree on what this job is.
-        PeerLost: A rank has ended, or said that it will not come.
+        PeerLost: A rank has ended, said that it will not come, or aborts.
         ExchangeTimeout: Not all ranks came in time, or the store does not answer.
     """
     door = Door.open() if _may_pass(group, device) else None
     address = "" if door is None else door.address
-    dog, facts, given_up = watchdog(), _facts(group, topology, verify, address), threading.Event()
+    dog, facts, given_up = watchdog(), _facts(group, topology, verify, address), Stop()
     lasting = store_outlives_ranks()
     if lasting and facts.rank == 0:
         warnings.warn(f"{_STALE} (rank 0 of {facts.size})", RuntimeWarning, stacklevel=2)
@@ -111,6 +110,7 @@ def attach(
         return Board(cast("StoreLike", page(store, greeting.run)), facts.rank), greeting
 
     _met.add(group)
+    state.greeting = given_up
     try:
         board, greeting = dog.clerk.call(meet, timeout + _GRACE, _StoreHost(group, device))
         state.run = greeting.run
@@ -131,6 +131,7 @@ def attach(
             " see its output, and start all ranks again"
         ) from error
     finally:
+        state.greeting = None
         given_up.set()  # Ctrl-C comes here, and not to the thread that greets
         if door is not None and state.same_host is None:
             door.close()
@@ -168,6 +169,9 @@ def attach(
         guards=dog.guards,
     )
     dog.add(guard)
+    if state.broken is not None:  # aborted when nobody could be told yet
+        guard.fail(guard.report("aborted", state.broken))
+        raise PeerLost(f"hello: {state.broken} (rank {facts.rank} of {facts.size})")
     return guard
 
 

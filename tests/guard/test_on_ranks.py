@@ -73,6 +73,26 @@ def test_an_abort_before_the_first_exchange_reaches_ranks_that_wait_in_theirs(ra
             exchange.shift(one(rank))
 
 
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("late", [0.0, 1.0])
+def test_an_abort_while_this_rank_waits_for_the_first_exchange_of_others(
+    rank: int, late: float
+) -> None:
+    """From another thread: it ends the wait here, and those that come later are told."""
+    exchange = ring()
+    timer = threading.Timer(0.3, lambda: exchange.abort("no data"))
+    if rank == 0:
+        timer.start()
+    elif rank == 1:
+        time.sleep(0.5 + late)
+    with pytest.raises(PeerLost, match="rank 0 aborted: no data"):
+        exchange.shift(one(rank))
+    if rank == 0:
+        timer.join()
+    if rank == 0:
+        time.sleep(late + 1.0)
+
+
 @pytest.mark.ranks(1, *SIZES)
 def test_an_error_in_a_with_block_stays_what_it_is_and_is_told(rank: int, world_size: int) -> None:
     culprit = rank == world_size - 1

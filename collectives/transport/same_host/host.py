@@ -142,7 +142,7 @@ class SameHost:
         end = time.monotonic() + timeout.total_seconds()
         inbox = self._inboxes.get(work.peer)
         if inbox is None:
-            raise ConnectionError(f"Connection to rank {work.peer} closed here")
+            raise ConnectionError(f"Connection closed by peer (rank {work.peer}) or here")
         hosts = [self, *self._others()]
         while True:
             for host in hosts:
