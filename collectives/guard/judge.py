@@ -49,7 +49,7 @@ def judge(mine: Account, theirs: Account) -> Cause | None:
     if _forgotten(waited, theirs):
         return None
     left = theirs.left
-    if waited.owner in theirs.closed and not _is_backward(waited):
+    if waited.owner in theirs.closed and not waited.signature.phase.endswith("backward"):
         left = f"closed that Exchange after {theirs.count} exchanges of the group"
     if left:
         return Cause(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from threading import Thread
@@ -96,13 +97,21 @@ def raise_and_live_on(at: Loop) -> None:
         live_on(at)
 
 
-def return_at_once(player: Player) -> None:
-    with player.joined() as adapter:
-        at = Loop(player, adapter, player.exchange(adapter), shape=(64,))
-        if player.number == 2:
-            player.fault()
-        else:
-            at.both_ways()
+def before_the_first(instead: Callable[[Loop], None], by: int = 2) -> Callable[[Player], None]:
+    """Return a program in which one rank, once all have joined, does not come to the exchange."""
+
+    def program(player: Player) -> None:
+        with player.joined() as adapter:
+            at = Loop(player, adapter, player.exchange(adapter), shape=(64,))
+            (player.folder / f"joined-{player.number}").touch()
+            player.wait_for(*(f"joined-{number}" for number in range(player.row.size)))
+            if player.number == by:
+                player.fault()
+                instead(at)
+            else:
+                at.both_ways()
+
+    return program
 
 
 def stop_for_ever(_: Loop) -> None:
@@ -174,28 +183,28 @@ LOSSES = (
         but={1: None},
         size=3,
     ),
-    Row("SIGKILL before the first exchange", loop(die, at=0), NEVER_CAME, but=_RANK_2_ITSELF),
+    Row("SIGKILL before the first exchange", before_the_first(die), NEVER_CAME, but=_RANK_2_ITSELF),
     Row(
         "SIGKILL of the store's host before the first exchange",
-        loop(die, at=0, by=0),
+        before_the_first(die, by=0),
         replace(NEVER_CAME, says=(), may_leave_threads=True),
         but={0: None},
     ),
     Row(
         "exit 0 before the first exchange",
-        loop(leave, at=0),
+        before_the_first(leave),
         NEVER_CAME,
         but={2: Expected((SystemExit,), code=0)},
     ),
     Row(
         "exception before the first exchange",
-        loop(raise_error, at=0),
+        before_the_first(raise_error),
         told("rank 2 raised ValueError: bad batch"),
         but={2: Expected((ValueError,))},
     ),
     Row(
         "end of the block before the first exchange",
-        return_at_once,
+        before_the_first(lambda at: None),
         told("rank 2 is at the end of its block, and has exchanged nothing"),
         but={2: Expected((PeerLost,), within=STALL + 1)},
     ),
