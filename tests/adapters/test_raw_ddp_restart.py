@@ -112,7 +112,7 @@ def test_a_rank_that_crashed_before_it_joined_is_no_obstacle_to_the_next_attempt
     agent: int, rank_pool: RankPool
 ) -> None:
     first = rank_pool.run(
-        crashed_before_joining, RANK, OnRank.MONKEYPATCH, agent, 0.3, size=2, backend=None
+        crashed_before_joining, RANK, OnRank.MONKEYPATCH, agent, 1.5, size=2, backend=None
     )
     assert "rank 1 did not come" in first[0]
     rank_pool.discard()
