@@ -171,6 +171,8 @@ class Flight:
         all, but for the order.
         """
         call, works, engine = self.call, self.works, self.engine
+        if self.early:
+            return works  # headers: their order says nothing of that of the payload
         if call.order is None:
             ends = self.ends()
             ranks = [(end not in engine.near, end != engine.host) for end in ends]

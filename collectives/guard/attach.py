@@ -46,7 +46,7 @@ _met: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 # Seconds beyond the timeout for the greeting to say by itself who is missing.
 _GRACE = 2.0
-_LOOKS = 3
+_LOOKS = 3  # in a row that see the store's host gone: who greets, and may know more, comes first
 _NOTE = 1.0  # that the store may take for a note that mostly nobody reads
 
 # pytorch/pytorch#135712: gloo waits five times its timeout for a rank of the attempt before.

@@ -23,9 +23,9 @@ from .account import Cause
 if TYPE_CHECKING:
     from .account import Account, Entry
 
-_AHEAD = ("forward", "tangent")  # of these, each has a number of its own
-
 __all__ = ["compare", "crossed", "finished", "judge"]
+
+_AHEAD = ("forward", "tangent")  # of these, each has a number of its own
 
 
 def judge(mine: Account, theirs: Account) -> Cause | None:

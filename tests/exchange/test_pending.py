@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from collectives import Adapter, Exchange, Received, Ring
+from collectives import Adapter, Exchange, Pending, Received, Ring
 from collectives.engine import Engine
 from collectives.errors import ArgumentError, ExchangeError, PendingDropped
 from collectives.flight import Flight
@@ -109,6 +109,10 @@ def modified(adapter: Adapter) -> str:
     x = torch.ones(3)
     pending = exchange.start_shift(x)
     x.add_(1)
+    return error_of(pending)
+
+
+def error_of(pending: Pending[torch.Tensor]) -> str:
     try:
         pending.wait()
     except ExchangeError as error:
@@ -128,11 +132,7 @@ def replaced(adapter: Adapter) -> str:
     out = torch.zeros(300_000)
     pending = exchange.start_shift(torch.ones(300_000), out=out)
     out.data = torch.full((300_000,), 7.0)
-    try:
-        pending.wait()
-    except ExchangeError as error:
-        return str(error)
-    return "no error"
+    return error_of(pending)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -10,7 +10,7 @@ from collectives.errors import ExchangeError
 from tests.guard.test_on_ranks import one, ring
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 2, 3, 5)
 def test_a_second_thread_is_refused_and_the_first_goes_on(rank: int, world_size: int) -> None:
     exchange, refused = ring(), []
     exchange.shift(one(rank))
@@ -28,7 +28,7 @@ def test_a_second_thread_is_refused_and_the_first_goes_on(rank: int, world_size:
     assert exchange.shift(one(rank)).item() == (rank - 1) % world_size
 
 
-@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.ranks(1, 2, 3, 5)
 def test_a_second_thread_must_not_wait_for_what_the_first_has_started(
     rank: int, world_size: int
 ) -> None:

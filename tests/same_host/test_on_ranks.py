@@ -21,6 +21,7 @@ from collectives.transport import group as group_module
 from collectives.transport.same_host import SameHost
 from collectives.transport.same_host import door as door_module
 from collectives.transport.same_host.arena import SLOTS
+from collectives.transport.same_host.frame import SHORT
 from collectives.transport.same_host.inbox import Receive
 from tests.support.ranks import linux, wait_until
 
@@ -146,6 +147,25 @@ def test_what_waits_must_move_is_waited_for_before_what_gloo_moves_by_itself(
     assert got.from_right.tolist() == [(rank + 1) % 3]
     # Rank 2 is alone on its host; the others have one neighbour here, and that one there.
     assert waits == (["near", "far", "far"] if rank < 2 else 4 * ["far"])
+
+
+@pytest.mark.ranks(2, 3, 5)
+@pytest.mark.parametrize("nbytes", [SHORT, SHORT + 1, 65_536])
+def test_sixty_four_messages_move_on_by_themselves_before_a_barrier(
+    rank: int, world_size: int, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In sockets of the room that Linux gives by default; this system may give more."""
+    monkeypatch.setattr(door_module, "_ROOM", 212_992)
+    exchange = Exchange(Ring, RawDDPAdapter(dist.new_group()), timeout=10)
+    exchange.shift(torch.tensor([rank]))
+    sent = [torch.full((nbytes,), rank + n, dtype=torch.uint8) for n in range(SLOTS)]
+    started = [exchange.start_shift(x) for x in sent]
+    if rank == 0:
+        dist.barrier()
+    for number, pending in enumerate(started):
+        assert (pending.wait() == (rank - 1) % world_size + number).all()
+    if rank:
+        dist.barrier()
 
 
 @pytest.mark.ranks(2, 3, 5)

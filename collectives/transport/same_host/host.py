@@ -168,10 +168,12 @@ class SameHost:
     def _others(self) -> list[SameHost]:
         """Return those of other groups that this thread exchanges over: a wait moves theirs too."""
         thread = threading.get_ident()
-        return [
-            host for host in _open
-            if host is not self and host._thread == thread and not host._broken
-        ]  # fmt: skip
+        with suppress(RuntimeError):  # another thread has opened one meanwhile: next time
+            return [
+                host for host in _open
+                if host is not self and host._thread == thread and not host._broken
+            ]  # fmt: skip
+        return []
 
     def _push(self) -> None:
         """Move on what is to leave."""
