@@ -147,11 +147,11 @@ class Flight:
 
         gloo does not say which it has moved before they are waited for.
         """
-        works, awaited, ends = list(self.works), self.awaited, self.ends()
+        works = list(self.works)
         if peer in self.engine.near:
             mine = (work for work in works if isinstance(work, NEAR) and work.peer == peer)
             return any(not work.done for work in mine)
-        order = list(self._in_order())
+        awaited, ends, order = self.awaited, self.ends(), list(self._in_order())
         if len(works) != len(ends) or awaited not in order:
             return True
         rest = order[order.index(awaited) :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -39,15 +40,20 @@ class Full:
 @pytest.fixture
 def pair() -> Iterator[tuple[SameHost, SameHost]]:
     """Return two ranks in one process, with ways to each other."""
+    one, other = connected()
+    yield one, other
+    one.break_off()
+    other.break_off()
+
+
+def connected() -> tuple[SameHost, SameHost]:
     doors = [Door(), Door()]
     one, other = (SameHost(d, n, [d.address for d in doors], RUN) for n, d in enumerate(doors))
     nothing = torch.zeros(0)
     sending, receiving = one.send([nothing], 1, 1), other.recv([nothing], 0, 1)
     receiving.wait(LONG)
     sending.wait(LONG)
-    yield one, other
-    one.break_off()
-    other.break_off()
+    return one, other
 
 
 def fill(host: SameHost, peer: int) -> Full:
@@ -106,6 +112,22 @@ def test_a_storage_that_was_given_up_before_all_has_left_is_an_error(
         receiving.wait(SOON)  # now there is room for more
     with pytest.raises(RuntimeError, match="to rank 1 has lost its storage"):
         sending.wait(LONG)
+
+
+def test_a_group_that_was_broken_keeps_no_wait_of_another_awake(
+    pair: tuple[SameHost, SameHost],
+) -> None:
+    broken = connected()
+    for host in (*pair, *broken):
+        host.flush()  # all in this thread
+    receiving = pair[0].recv([torch.zeros(4)], 1, 2)
+    timer = threading.Timer(0.1, broken[0].break_off)
+    timer.start()
+    spent = time.process_time()
+    with pytest.raises(TimeoutError):
+        receiving.wait(timedelta(seconds=1))
+    assert time.process_time() - spent < 0.5
+    timer.join()
 
 
 def test_a_receive_is_over_where_the_sender_has_ended(pair: tuple[SameHost, SameHost]) -> None:

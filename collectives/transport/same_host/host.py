@@ -145,6 +145,8 @@ class SameHost:
             raise ConnectionError(f"Connection closed by peer (rank {work.peer}) or here")
         hosts = [self, *self._others()]
         while True:
+            # The sockets of one that was broken off are ready all the time, and say nothing.
+            hosts = [host for host in hosts if host is self or not host._broken]
             for host in hosts:
                 host._push()
             if work.over:
@@ -169,10 +171,7 @@ class SameHost:
         """Return those of other groups that this thread exchanges over: a wait moves theirs too."""
         thread = threading.get_ident()
         with suppress(RuntimeError):  # another thread has opened one meanwhile: next time
-            return [
-                host for host in _open
-                if host is not self and host._thread == thread and not host._broken
-            ]  # fmt: skip
+            return [host for host in _open if host is not self and host._thread == thread]
         return []
 
     def _push(self) -> None:
