@@ -121,13 +121,15 @@ def test_a_group_that_was_broken_keeps_no_wait_of_another_awake(
     for host in (*pair, *broken):
         host.flush()  # all in this thread
     receiving = pair[0].recv([torch.zeros(4)], 1, 2)
-    timer = threading.Timer(0.1, broken[0].break_off)
-    timer.start()
+    timers = [threading.Timer(0.1, host.break_off) for host in broken]
+    for timer in timers:
+        timer.start()
     spent = time.process_time()
     with pytest.raises(TimeoutError):
         receiving.wait(timedelta(seconds=1))
     assert time.process_time() - spent < 0.5
-    timer.join()
+    for timer in timers:
+        timer.join()
 
 
 def test_a_receive_is_over_where_the_sender_has_ended(pair: tuple[SameHost, SameHost]) -> None:
